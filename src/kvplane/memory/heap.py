@@ -1,0 +1,91 @@
+"""Zero-filled memory of the process: any device, any system.
+
+On the CPU a span is an anonymous private mapping: the system gives its pages, zeroed, as they are
+touched, and takes them back at once when the span goes, so what is held is what was written. On
+other devices it is one zero-filled tensor.
+"""
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+from kvplane.errors import MemoryUnavailable
+from kvplane.memory.base import Span
+
+
+class HeapSpan:
+    """One plane's bytes in an anonymous mapping, or in a tensor of another device."""
+
+    unrolled = False
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.nbytes = nbytes
+        try:
+            self._tensor = _lazy_zeros(nbytes) if device.type == "cpu" else _zeros(nbytes, device)
+        except (OSError, ValueError, RuntimeError, OverflowError) as error:
+            message = f"{nbytes} bytes on {device} cannot be had: {error}"
+            raise MemoryUnavailable(message) from error
+
+    def tensor(self) -> torch.Tensor:
+        """Uint8, [nbytes]."""
+        return self._tensor
+
+    def back(self, ranges: Sequence[range]) -> None:
+        """Nothing to do: pages come as they are touched, and never have a second owner."""
+
+    def discard(self) -> None:
+        """Zero everything."""
+        self._tensor.zero_()
+
+
+class HeapArena:
+    """Spans that share nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reserve(self, nbytes: int, *, ring: bool) -> Span:
+        """A zero-filled span; a ring is not unrolled here."""
+        del ring
+        return HeapSpan(nbytes, self._device)
+
+    def share(self, span: Span, ranges: Sequence[range]) -> Span | None:
+        """None: the heap shares no pages."""
+        del span, ranges
+
+    def release(self) -> None:
+        """Nothing to do: a span goes with its last tensor."""
+
+
+class HeapBackend:
+    """Zero-filled tensors.
+
+    Args:
+        device: where they live.
+    """
+
+    name = "heap"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # what the system gives at a time; other devices give a whole tensor at once
+        self.page_nbytes = mmap.PAGESIZE if device.type == "cpu" else 1
+
+    def arena(self) -> HeapArena:
+        """Memory for one more session."""
+        return HeapArena(self._device)
+
+
+def _lazy_zeros(nbytes: int) -> torch.Tensor:
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(nbytes, dtype=torch.uint8)
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # a huge page would hold 2 MiB for the first row
+        mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
