@@ -17,6 +17,7 @@ After each refusal everything is as it was before the call.
     x StepClosed             this step was committed or aborted already
     x StepIncomplete         a layer was not written
     x LayerRepeated          a layer was written twice in one step
+    x ViewExpired            a chunk has replaced the window that was asked for
   + SessionError             a session that cannot be used this way
     x SessionClosed          it was closed
     x SessionBusy            another thread is inside it
@@ -169,11 +170,24 @@ class StepClosed(StepError):
 
 
 class StepIncomplete(StepError):
-    """A step was committed before every layer was written; it was aborted instead."""
+    """Layers that were needed were not written in this step."""
 
-    def __init__(self, *, layers: Sequence[int]) -> None:
-        super().__init__(f"layers {list(layers)} were not written; the step was aborted")
+    def __init__(self, *, layers: Sequence[int], aborted: bool) -> None:
+        end = "the step was aborted" if aborted else "the step stays open"
+        super().__init__(f"layers {list(layers)} were not written; {end}")
         self.layers = tuple(layers)
+        self.aborted = aborted
+
+
+class ViewExpired(StepError):
+    """A chunk replaced rows of its own window when the next layer was written."""
+
+    def __init__(self, *, layer: int) -> None:
+        super().__init__(
+            f"the chunk of layer {layer} replaced rows of its own window when the next layer was "
+            "written; ask for its view before"
+        )
+        self.layer = layer
 
 
 class LayerRepeated(StepError):

@@ -19,6 +19,8 @@ class Span(Protocol):
 
     nbytes: int
     unrolled: bool
+    # whether `back` must be called before bytes are written
+    backed_by_need: bool
 
     def tensor(self) -> torch.Tensor:
         """Uint8, [nbytes], or [2 * nbytes] when unrolled; zero where nothing was written.

@@ -18,11 +18,17 @@ class HeapSpan:
     """One plane's bytes in an anonymous mapping, or in a tensor of another device."""
 
     unrolled = False
+    backed_by_need = False
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.nbytes = nbytes
+        self._mapping: mmap.mmap | None = None
         try:
-            self._tensor = _lazy_zeros(nbytes) if device.type == "cpu" else _zeros(nbytes, device)
+            if device.type == "cpu" and hasattr(mmap, "MAP_ANONYMOUS"):
+                self._mapping = _lazy_zeros(nbytes)
+                self._tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
+            else:
+                self._tensor = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         except (OSError, ValueError, RuntimeError, OverflowError) as error:
             message = f"{nbytes} bytes on {device} cannot be had: {error}"
             raise MemoryUnavailable(message) from error
@@ -35,8 +41,11 @@ class HeapSpan:
         """Nothing to do: pages come as they are touched, and never have a second owner."""
 
     def discard(self) -> None:
-        """Zero everything."""
-        self._tensor.zero_()
+        """Zero everything, and let the system have the pages."""
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+        else:
+            self._tensor.zero_()
 
 
 class HeapArena:
@@ -77,15 +86,9 @@ class HeapBackend:
         return HeapArena(self._device)
 
 
-def _lazy_zeros(nbytes: int) -> torch.Tensor:
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.zeros(nbytes, dtype=torch.uint8)
+def _lazy_zeros(nbytes: int) -> mmap.mmap:
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         # a huge page would hold 2 MiB for the first row
         mapping.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(mapping, dtype=torch.uint8)
-
-
-def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    return mapping

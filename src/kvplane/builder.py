@@ -1,0 +1,226 @@
+"""A session filled off to the side: nobody sees it before all of it is there.
+
+Restore, load and handoff write rows by position into detached planes, in any order; `finish` makes
+a session of them in one step, and an abandoned builder leaves no trace.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
+from kvplane.ledger import Ledger
+from kvplane.ring import RingCursor
+from kvplane.plan import StorePlan
+from kvplane.session import Session
+from kvplane.snapshot import Cursor, Snapshot
+
+if TYPE_CHECKING:
+    from kvplane.store import KVStore
+
+
+class SessionBuilder:
+    """Detached planes at fixed cursors; made by `KVStore.builder`.
+
+    Attributes:
+        planes: by layer that owns rows.
+        cursors: by group id; what the finished session starts with.
+    """
+
+    def __init__(
+        self,
+        store: "KVStore",
+        cursors: Mapping[str, RingCursor],
+        *,
+        batch: int | None,
+        first_position: int,
+        tokens: Sequence[Sequence[int]] | None,
+        ledger: Ledger,
+    ) -> None:
+        self.cursors = cursors
+        self._store = store
+        self._missing = {
+            layer: cursors[group.id].length
+            for group in store.geometry.groups
+            for layer in group.layers
+        }
+        num_sequences = 1 if batch is None else batch
+        self.arena = store.new_arena()
+        try:
+            self.planes = store.new_planes(self.arena, num_sequences)
+            self._session = Session(
+                store,
+                self.arena,
+                self.planes,
+                cursors,
+                batch=batch,
+                first_position=first_position,
+                tokens=None if tokens is None else [list(ids) for ids in tokens],
+                ledger=ledger,
+            )
+            held = store.plan.ring_nbytes + store.plan.full_row_nbytes * (
+                self._session.position - first_position
+            )
+            self._session.charge(held * num_sequences)
+            for group in store.geometry.groups:
+                cursor = cursors[group.id]
+                live = cursor.live
+                self._session.back(group, cursor.rows_of(live.start, live.stop))
+        except BaseException:
+            self.abandon()
+            raise
+
+    def rows(self, layer: int, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        """Writable views of the rows of [first, stop), `[batch, rows, kv_head, dim]`, in order.
+
+        Whoever fills them says so with `filled`.
+
+        Raises:
+            EvictedPosition: the cursor does not hold them.
+        """
+        cursor = self.cursors[self._store.plan.group_ids[layer]]
+        return self.planes[layer].spans(cursor.rows_of(first, stop))
+
+    def filled(self, layer: int, num_rows: int) -> None:
+        """Note that `num_rows` further rows of a layer are there."""
+        self._missing[layer] -= num_rows
+
+    def write(self, layer: int, first: int, key: Tensor, value: Tensor) -> None:
+        """Copy token-major rows `[batch, rows, kv_head, dim]` in from position `first` on.
+
+        Raises:
+            TensorMismatch: shape or dtype.
+            EvictedPosition: the cursor does not hold them.
+        """
+        if layer not in self.planes:
+            raise ArgumentError(argument="layer", expected="one that owns rows", got=layer)
+        plane = self.planes[layer]
+        for what, rows, like in (("key", key, plane.key), ("value", value, plane.value)):
+            shape = (like.shape[0], key.shape[1], *like.shape[2:])
+            if rows.shape != shape or rows.dtype != like.dtype:
+                raise TensorMismatch(
+                    layer=layer,
+                    what=what,
+                    expected=f"{tuple(shape)} {like.dtype}",
+                    got=f"{tuple(rows.shape)} {rows.dtype}",
+                )
+        cursor = self.cursors[self._store.plan.group_ids[layer]]
+        plane.store(cursor.rows_of(first, first + key.shape[1]), key, value)
+        self.filled(layer, key.shape[1])
+
+    def finish(self) -> Session:
+        """The session, now that every live row is there.
+
+        Raises:
+            SnapshotMismatch: rows are missing or were written twice; nothing becomes visible.
+        """
+        for layer, missing in self._missing.items():
+            if missing:
+                self.abandon()
+                length = self.cursors[self._store.plan.group_ids[layer]].length
+                raise SnapshotMismatch(
+                    field=f"rows of layer {layer}", expected=length, got=length - missing
+                )
+        self._store.adopt(self._session)
+        return self._session
+
+    def abandon(self) -> None:
+        """Give the memory back; nothing was visible. Idempotent."""
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.close()
+        else:
+            self.arena.release()
+
+
+def adapted(
+    plan: StorePlan, cursors: Mapping[str, Cursor], *, any_capacity: bool
+) -> dict[str, RingCursor]:
+    """Cursors from elsewhere, in this store's planes.
+
+    Raises:
+        SnapshotMismatch: another set of groups, positions that disagree or do not fit, a ring of
+            another capacity where rotation matters.
+    """
+    groups = {group.id: group for group in plan.geometry.groups}
+    if sorted(cursors) != sorted(groups):
+        raise SnapshotMismatch(field="groups", expected=sorted(groups), got=sorted(cursors))
+    result = {}
+    for name, group in groups.items():
+        given = RingCursor(*cursors[name])
+        capacity, position = plan.capacities[name], given.next_position
+        if position > plan.max_context:
+            expected = f"at most {plan.max_context}"
+            raise SnapshotMismatch(field="position", expected=expected, got=position)
+        if given.capacity == capacity:
+            given.max_context = plan.max_context
+            result[name] = given
+            continue
+        if group.sliding_window is not None and not any_capacity:
+            field = f"capacity of {name}"
+            raise SnapshotMismatch(field=field, expected=capacity, got=given.capacity)
+        # the newest rows, where a session born at 0 holds them
+        length = min(given.length, capacity)
+        origin = position - length
+        row = divmod(origin, capacity)[1]
+        result[name] = RingCursor(capacity, length, origin, row, max_context=plan.max_context)
+    positions = {cursor.next_position for cursor in result.values()}
+    if len(positions) != 1:
+        raise SnapshotMismatch(field="position", expected="one", got=sorted(positions))
+    return result
+
+
+def restored(store: "KVStore", snapshot: Snapshot) -> Session:
+    """A new session of a snapshot; `KVStore.restore` is the public door."""
+    if snapshot.geometry != store.geometry:
+        raise SnapshotMismatch(field="geometry", expected=store.geometry, got=snapshot.geometry)
+    if snapshot.dtype != store.dtype:
+        raise SnapshotMismatch(field="dtype", expected=store.dtype, got=snapshot.dtype)
+    builder = store.builder(
+        snapshot.cursors,
+        batch=snapshot.batch,
+        first_position=snapshot.first_position,
+        tokens=snapshot.tokens,
+        ledger=Ledger(
+            first_position=snapshot.first_position,
+            canonical=snapshot.canonical,
+            numerics=list(snapshot.numerics),
+        ),
+    )
+    try:
+        for layer, (key, value) in snapshot.rows.items():
+            cursor = builder.cursors[store.plan.group_ids[layer]]
+            kept = slice(key.shape[1] - cursor.length, None)
+            builder.write(layer, cursor.origin_logical, key[:, kept], value[:, kept])
+    except BaseException:
+        builder.abandon()
+        raise
+    return builder.finish()
+
+
+def forked(store: "KVStore", session: Session) -> Session:
+    """A second session with the same rows; `Session.fork` is the public door."""
+    count = session.position - session.first_position
+    ids = session.ids
+    builder = SessionBuilder(
+        store,
+        {name: cursor.copy() for name, cursor in session.cursors.items()},
+        batch=session.batch,
+        first_position=session.first_position,
+        tokens=None if ids is None else [sequence[:count] for sequence in ids],
+        ledger=session.ledger.copy(),
+    )
+    try:
+        for group in store.geometry.groups:
+            cursor = session.cursors[group.id]
+            runs = cursor.rows_of(cursor.live.start, cursor.live.stop)
+            for layer in group.layers:
+                source, target = session.planes[layer], builder.planes[layer]
+                for run, (key, value) in zip(source.runs(runs), source.spans(runs), strict=True):
+                    target.store([run], key, value)
+                builder.filled(layer, cursor.length)
+    except BaseException:
+        builder.abandon()
+        raise
+    return builder.finish()

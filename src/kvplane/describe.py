@@ -1,0 +1,165 @@
+"""What a store does and why, and what it holds: plain data for people and for packs."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvplane.plane import PlaneShape
+
+if TYPE_CHECKING:
+    from kvplane.session import Session
+    from kvplane.store import KVStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A store's configuration in JSON types: no state, no address, no date.
+
+    Two stores of equal configuration give equal descriptions, and a receiver whose `numerics` are
+    equal goes on bit for bit.
+    """
+
+    geometry: dict[str, Any]
+    dtype: str
+    device: str
+    max_context: int
+    memory: dict[str, Any]
+    layout: dict[str, str]
+    attention: str
+    kernels: dict[str, str]
+    slack: int
+    row_floor: int
+    capacities: dict[str, int]
+    numerics: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as nested dicts."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes of one layer group in one session, or a sum of such.
+
+    Args:
+        reserved: of all rows the planes could hold.
+        rows_held: of the live rows.
+        pages_held: of the pages behind every row that was ever written.
+        shared: of pages that another session or checkpoint holds too.
+        scratch: of the open step's journal.
+    """
+
+    reserved: int = 0
+    rows_held: int = 0
+    pages_held: int = 0
+    shared: int = 0
+    scratch: int = 0
+
+    def __add__(self, other: "Held") -> "Held":
+        return Held(
+            reserved=self.reserved + other.reserved,
+            rows_held=self.rows_held + other.rows_held,
+            pages_held=self.pages_held + other.pages_held,
+            shared=self.shared + other.shared,
+            scratch=self.scratch + other.scratch,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """What a store holds, in bytes.
+
+    Args:
+        sessions: for each open session, by layer group id.
+        checkpoints: of rows that live checkpoints copied.
+        captures: of rows kept at cuts until packs take them.
+        page_nbytes: the memory's page.
+        limit: the store's; None for none.
+    """
+
+    sessions: tuple[dict[str, Held], ...]
+    checkpoints: int
+    captures: int
+    page_nbytes: int
+    limit: int | None
+
+    @property
+    def total(self) -> Held:
+        """All sessions and groups."""
+        held = Held()
+        for groups in self.sessions:
+            for part in groups.values():
+                held += part
+        return held
+
+
+def describe(store: "KVStore") -> Description:
+    """The description of a store."""
+    plan = store.plan
+    return Description(
+        geometry=plan.geometry.to_dict(),
+        dtype=str(plan.dtype).removeprefix("torch."),
+        device=plan.device.type,
+        max_context=plan.max_context,
+        memory={
+            "backend": store.memory_choice.backend.name,
+            "why": store.memory_choice.why,
+            "page_nbytes": store.memory_choice.backend.page_nbytes,
+            "fork": "copies every row",
+        },
+        layout={kind: layout.value for kind, layout in plan.layouts.items()},
+        attention=store.attention,
+        kernels={"store": "vectorized", "attention": f"{store.attention}, PyTorch"},
+        slack=store.slack,
+        row_floor=store.row_floor,
+        capacities=dict(plan.capacities),
+        numerics=dict(store.numerics),
+    )
+
+
+def report(store: "KVStore") -> MemoryReport:
+    """What a store holds now."""
+    page_nbytes = store.memory_choice.backend.page_nbytes
+    sessions = store.sessions
+    return MemoryReport(
+        sessions=tuple(_held(session, page_nbytes) for session in sessions),
+        checkpoints=sum(kept.nbytes for session in sessions for kept in session.checkpoints),
+        captures=sum(
+            key.nbytes + value.nbytes
+            for session in sessions
+            for kept in session.captures.values()
+            for key, value in kept.rows.values()
+        ),
+        page_nbytes=page_nbytes,
+        limit=store.account.limit,
+    )
+
+
+def _held(session: "Session", page_nbytes: int) -> dict[str, Held]:
+    plan = session.plan
+    result = {}
+    for group in session.groups:
+        shape = plan.shape(group, session.num_sequences)
+        row_nbytes = plan.row_nbytes(group) * session.num_sequences
+        step = session.open_step
+        result[group.id] = Held(
+            reserved=len(group.layers) * shape.nbytes,
+            rows_held=session.cursors[group.id].length * row_nbytes,
+            pages_held=len(group.layers)
+            * pages_of(shape, session.touched[group.id].runs, page_nbytes),
+            scratch=0 if step is None else step.journal_rows(group.id) * row_nbytes,
+        )
+    return result
+
+
+def pages_of(shape: PlaneShape, runs: "list[range]", page_nbytes: int) -> int:
+    """Bytes of the pages behind rows of one plane whose memory begins on a page."""
+    pages = sorted(
+        (part.start // page_nbytes, -(-part.stop // page_nbytes))
+        for run in runs
+        for part in shape.byte_ranges(run)
+    )
+    count = stop = 0
+    for first, last in pages:
+        count += max(0, last - max(first, stop))
+        stop = max(stop, last)
+    return count * page_nbytes

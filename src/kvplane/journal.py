@@ -1,0 +1,170 @@
+"""What one step does to the rows of one layer group, and how it is taken back.
+
+Reserving is arithmetic on a copy of the cursor; rows change only in `flush`.
+
+    positions        lost          kept                     the step's own
+    before    |  ol ........ first-(W-1) .............. first
+    after               overwritten, journalled  |  held  |  first .............. stop
+
+Of the rows a step overwrites, those in [first - (W-1), first) are still needed should it not be
+kept: they are copied to the journal just before. With n <= 1 + slack there are none. A chunk that
+overwrites such rows, or is longer than the ring, waits until the next layer is written, so that
+its own queries can read the old window (the chapter's section 15.9: no staging of the ring).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvplane.geometry import LayerGroup
+from kvplane.plane import Plane
+from kvplane.ring import RingCursor, Source
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class Saved:
+    """Rows of one layer kept beside its plane: positions [first, first + rows)."""
+
+    first: int
+    key: Tensor
+    value: Tensor
+
+    def slice(self, first: int, stop: int) -> KeyValue:
+        """Rows of positions [first, stop)."""
+        offset, count = first - self.first, stop - first
+        return self.key.narrow(1, offset, count), self.value.narrow(1, offset, count)
+
+    @property
+    def stop(self) -> int:
+        """One past the last position kept."""
+        return self.first + self.key.shape[1]
+
+
+@dataclass(slots=True)
+class GroupStep:
+    """One layer group's part in a step over positions [first, stop).
+
+    Args:
+        group: the layers and their window.
+        before: the committed cursor; never changed here.
+        first_position: where the session began: nothing older is ever needed.
+        num_tokens: tokens of the step.
+        keep_unstored: also keep what a chunk longer than the ring never stores (speculative).
+    """
+
+    group: LayerGroup
+    before: RingCursor
+    first_position: int
+    num_tokens: int
+    keep_unstored: bool
+    after: RingCursor = field(init=False)
+    source: Source = field(init=False)
+    lost: range = field(init=False)
+    waits: bool = field(init=False)
+    stored: bool = field(init=False, default=False)
+    _saved: dict[int, list[Saved]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        first = self.before.next_position
+        self.after = self.before.copy()
+        self.source = self.after.append_batch(first, self.num_tokens)
+        needed = max(self.before.origin_logical, self.oldest_needed(first))
+        self.lost = range(needed, max(needed, min(first, self.after.origin_logical)))
+        self.waits = len(self.lost) > 0 or self.source.source_first > 0
+
+    @property
+    def first(self) -> int:
+        """The step's first position."""
+        return self.before.next_position
+
+    def oldest_needed(self, position: int) -> int:
+        """The oldest position that a token at `position` sees beside itself."""
+        if self.group.sliding_window is None:
+            return self.first_position
+        return max(self.first_position, position - (self.group.sliding_window - 1))
+
+    def window_runs(self) -> list[range]:
+        """Rows of the committed positions that the step's first token sees."""
+        first = max(self.before.origin_logical, self.oldest_needed(self.first))
+        return self.before.rows_of(first, self.first)
+
+    def rows(self) -> list[range]:
+        """Rows that the step's live tokens take, in logical order."""
+        return self.after.rows_of(self.first + self.source.source_first, self.after.next_position)
+
+    @property
+    def journal_rows(self) -> int:
+        """Rows a layer keeps beside its plane while the step is open."""
+        return len(self.lost) + (self.source.source_first if self.keep_unstored else 0)
+
+    def flush(self, layer: int, plane: Plane, key: Tensor, value: Tensor) -> None:
+        """Write a layer's rounded rows, `[batch, tokens, kv_head, dim]`, into its plane."""
+        if self.journal_rows:
+            # committed to the journal before any row changes: an interrupted store can be undone
+            saved = []
+            if self.lost:
+                runs = self.before.rows_of(self.lost.start, self.lost.stop)
+                saved.append(Saved(self.lost.start, *plane.copy_of(runs)))
+            if self.keep_unstored and self.source.source_first:
+                unstored = self.source.source_first
+                saved.append(
+                    Saved(self.first, key[:, :unstored].clone(), value[:, :unstored].clone())
+                )
+            self._saved[layer] = saved
+        self.stored = True
+        first, count = self.source
+        if first:
+            key, value = key.narrow(1, first, count), value.narrow(1, first, count)
+        plane.store(self.rows(), key, value)
+
+    def settled(self, accepted: int) -> RingCursor:
+        """The cursor when `accepted` of the step's tokens are kept; rows are not touched.
+
+        The live range may be shorter than before: what the step overwrote outside the window is
+        gone. It always holds what the position needs.
+        """
+        if accepted == self.num_tokens:
+            return self.after.copy()
+        cursor = self.before.copy()
+        if not self.stored:
+            return cursor
+        # old rows are held from where the journal begins, or else from where the ring does
+        oldest = self.lost.start if self.lost else min(self.after.origin_logical, self.first)
+        cursor.keep(oldest, self.first)
+        if accepted:
+            cursor.append_batch(self.first, accepted)
+        return cursor
+
+    def put_back(self, layer: int, plane: Plane, settled: RingCursor) -> None:
+        """Write the saved rows that `settled` holds back where they were."""
+        for saved in self._saved.get(layer, ()):
+            first = max(saved.first, settled.origin_logical)
+            stop = min(saved.stop, settled.next_position)
+            if first < stop:
+                plane.store(settled.rows_of(first, stop), *saved.slice(first, stop))
+
+    def captured(self, cut: int, plane: Plane, key: Tensor, value: Tensor) -> KeyValue:
+        """Copies of the rows [max(first_position, cut - (W-1)), cut), before the chunk is stored.
+
+        Args:
+            cut: a position inside the step.
+            plane: the layer's, still with its old window.
+            key: the step's rounded keys.
+            value: the step's rounded values.
+        """
+        first = max(self.before.origin_logical, self.oldest_needed(cut))
+        parts = [plane.copy_of(self.before.rows_of(first, self.first))] if first < self.first else []
+        begin = max(first, self.first) - self.first
+        count = cut - self.first - begin
+        parts.append((key.narrow(1, begin, count), value.narrow(1, begin, count)))
+        return joined(parts)
+
+
+def joined(parts: Sequence[KeyValue]) -> KeyValue:
+    """One fresh key and one fresh value tensor of several, along the rows."""
+    keys = torch.cat([key for key, _ in parts], dim=1)
+    return keys, torch.cat([value for _, value in parts], dim=1)

@@ -1,0 +1,212 @@
+"""What every session of a store has in common, decided once when the store is made."""
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvplane.errors import ArgumentError, TensorMismatch
+from kvplane.geometry import LayerGroup, ModelGeometry
+from kvplane.plane import Layout, PlaneShape
+from kvplane.ring import RingCursor
+
+Attend = Callable[..., Tensor]
+COUNT_STOP = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlan:
+    """The facts of a store that its sessions and steps read.
+
+    Args:
+        geometry: the model's.
+        dtype: of the planes.
+        device: of the planes.
+        max_context: positions end below it.
+        capacities: rows of each group's planes.
+        layouts: by layer kind.
+        attend: the attention function of the chosen order.
+    """
+
+    geometry: ModelGeometry
+    dtype: torch.dtype
+    device: torch.device
+    max_context: int
+    capacities: Mapping[str, int]
+    layouts: Mapping[str, Layout]
+    attend: Attend
+    group_ids: Mapping[int, str] = field(init=False)
+    shared_layers: frozenset[int] = field(init=False)
+    full_row_nbytes: int = field(init=False)
+    ring_nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = self.geometry.groups
+        put = object.__setattr__
+        put(self, "group_ids", {layer: group.id for group in groups for layer in group.layers})
+        shared = {layer.shares_kv_with for layer in self.geometry.layers}
+        put(self, "shared_layers", frozenset(owner for owner in shared if owner is not None))
+        put(
+            self,
+            "full_row_nbytes",
+            sum(self.row_nbytes(group) for group in groups if group.sliding_window is None),
+        )
+        put(
+            self,
+            "ring_nbytes",
+            sum(
+                self.row_nbytes(group) * self.capacities[group.id]
+                for group in groups
+                if group.sliding_window is not None
+            ),
+        )
+
+    def row_nbytes(self, group: LayerGroup) -> int:
+        """Bytes of one row in all of the group's layers, of one sequence."""
+        width = group.num_kv_heads * (group.head_dim + group.value_head_dim)
+        return len(group.layers) * width * self.dtype.itemsize
+
+    def shape(self, group: LayerGroup, batch: int) -> PlaneShape:
+        """The shape of one of the group's planes."""
+        return PlaneShape(
+            batch=batch,
+            capacity=self.capacities[group.id],
+            num_kv_heads=group.num_kv_heads,
+            head_dim=group.head_dim,
+            value_head_dim=group.value_head_dim,
+            dtype=self.dtype,
+            layout=self.layouts[group.kind],
+        )
+
+    def cursors(self, first_position: int, first_row: int | None) -> dict[str, RingCursor]:
+        """Empty cursors; `first_row` sets the rings' rotation, None takes the sequential one."""
+        cursors = {}
+        for group in self.geometry.groups:
+            capacity = self.capacities[group.id]
+            row = divmod(first_position, capacity)[1]
+            if first_row is not None and group.sliding_window is not None:
+                row = first_row
+            cursors[group.id] = RingCursor(
+                capacity,
+                origin_logical=first_position,
+                origin_physical=row,
+                max_context=self.max_context,
+            )
+        return cursors
+
+    def rounded(
+        self, layer: int, rows: tuple[Tensor, Tensor], *, batch: int | None, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Key and value of a step as `[batch, tokens, kv_head, dim]` in the planes' dtype.
+
+        Raises:
+            TensorMismatch: shape, dtype or device.
+        """
+        group = self.geometry.group_of(layer)
+        dims = (group.head_dim, group.value_head_dim)
+        result = []
+        for what, tensor, dim in zip(("key", "value"), rows, dims, strict=True):
+            shape = (count, group.num_kv_heads, dim)
+            self._check(layer, what, tensor, shape if batch is None else (batch, *shape))
+            kept = tensor.detach()
+            if kept.dtype != self.dtype:
+                if kept.dtype != torch.float32:
+                    raise TensorMismatch(
+                        layer=layer,
+                        what=f"{what} dtype",
+                        expected=f"{self.dtype} or torch.float32",
+                        got=kept.dtype,
+                    )
+                # to nearest even, infinities included, as the chapter's store kernel does
+                kept = kept.to(self.dtype)
+            result.append(kept if batch is not None else kept[None])
+        return result[0], result[1]
+
+    def query(self, layer: int, query: Tensor, *, batch: int | None, count: int) -> Tensor:
+        """The queries of a step as `[batch, tokens, head, dim]`.
+
+        Raises:
+            TensorMismatch: shape, dtype or device.
+        """
+        group = self.geometry.group_of(self.geometry.owner(layer))
+        heads = query.shape[-2] if isinstance(query, Tensor) and query.ndim > 1 else 0
+        if heads < 1 or heads % group.num_kv_heads:
+            raise TensorMismatch(
+                layer=layer,
+                what="query heads",
+                expected=f"a multiple of {group.num_kv_heads}",
+                got=heads,
+            )
+        shape = (count, heads, group.head_dim)
+        self._check(layer, "query", query, shape if batch is None else (batch, *shape))
+        if not query.is_floating_point():
+            raise TensorMismatch(
+                layer=layer, what="query dtype", expected="a float dtype", got=query.dtype
+            )
+        return query.detach() if batch is not None else query.detach()[None]
+
+    def _check(self, layer: int, what: str, tensor: Tensor, shape: Sequence[int]) -> None:
+        if not isinstance(tensor, Tensor):
+            raise TensorMismatch(
+                layer=layer, what=what, expected="a tensor", got=type(tensor).__name__
+            )
+        if tensor.shape != shape:
+            raise TensorMismatch(
+                layer=layer, what=f"{what} shape", expected=tuple(shape), got=tuple(tensor.shape)
+            )
+        if tensor.device != self.device:
+            raise TensorMismatch(
+                layer=layer, what=f"{what} device", expected=self.device, got=tensor.device
+            )
+
+
+def checked_layouts(layout: Mapping[str, Layout] | None) -> dict[str, Layout]:
+    """The layout of each layer kind; the chapter's pairing unless said otherwise.
+
+    A ring is token-major, so that a rotation moves whole tokens; a full plane is head-major, so
+    that each head's history is one linear span (the chapter's section 15.3).
+
+    Raises:
+        ArgumentError: a key is no layer kind, or a value no layout.
+    """
+    layouts = {
+        "sliding_attention": Layout.TOKEN_MAJOR,
+        "full_attention": Layout.HEAD_MAJOR,
+    }
+    for kind, wanted in (layout or {}).items():
+        if kind not in layouts or not isinstance(wanted, Layout):
+            raise ArgumentError(
+                argument="layout", expected=f"{sorted(layouts)} to a Layout", got={kind: wanted}
+            )
+        layouts[kind] = wanted
+    return layouts
+
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype that planes can have: ArgumentError."""
+    wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if wanted not in DTYPES.values():
+        raise ArgumentError(argument="dtype", expected=str(sorted(DTYPES)), got=dtype)
+    return wanted
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """The device with its number, as tensors on it say: ArgumentError."""
+    try:
+        where = torch.device(device)
+        return torch.zeros(0, device=where).device
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise ArgumentError(argument="device", expected="one that works here", got=device) from error
+
+
+def check_count(argument: str, count: int, least: int) -> None:
+    """Refuse what is no whole number, or too small, or huge: ArgumentError."""
+    whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
+    if not whole or not least <= count < COUNT_STOP:
+        expected = f"a whole number within [{least}, 2^62)"
+        raise ArgumentError(argument=argument, expected=expected, got=count)

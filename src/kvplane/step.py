@@ -1,0 +1,403 @@
+"""The tokens being added now, in all layers together: reserved, written, then kept or not.
+
+    with session.step(ids) as step:          reserve: every layer is asked, nothing has changed
+        out = step.attend(layer, q, k, v)    rows in, attention out, layer by layer
+                                             leaving commits; an exception aborts
+
+A step is atomic over all layers and can be taken back at any point (design, section 10).
+"""
+
+import numbers
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvplane.errors import (
+    ArgumentError,
+    LayerRepeated,
+    PositionError,
+    StepClosed,
+    StepIncomplete,
+    StepOpen,
+    TensorMismatch,
+    ViewExpired,
+)
+from kvplane.journal import GroupStep, KeyValue, joined
+from kvplane.snapshot import Capture
+from kvplane.tokens import Tokens
+
+if TYPE_CHECKING:
+    from kvplane.session import Session
+
+
+class View(NamedTuple):
+    """Keys and values of positions [first, stop) in logical order.
+
+    The content is promised until the next `write` or the end of the step; later it is undefined,
+    and never unmapped while a tensor over it lives.
+    """
+
+    first: int
+    stop: int
+    spans: tuple[KeyValue, ...]
+
+    def gather(self) -> KeyValue:
+        """One key and one value tensor: the span itself when there is one, else a copy."""
+        if len(self.spans) == 1:
+            return self.spans[0]
+        keys = torch.cat([key for key, _ in self.spans], dim=-3)
+        return keys, torch.cat([value for _, value in self.spans], dim=-3)
+
+
+class Step:
+    """Tokens on their way into a session; made by `Session.step`.
+
+    Shapes at this door: T tokens, H query heads, K key-value heads; with a batch axis in front
+    when the session has one.
+    """
+
+    def __init__(
+        self, session: "Session", tokens: Tokens, *, speculative: bool, capture: Sequence[int]
+    ) -> None:
+        self._session = session
+        self._tokens = tokens
+        self._speculative = speculative
+        self._capture = tuple(capture)
+        self._captures: dict[int, dict[int, KeyValue]] = {}
+        self._groups: dict[str, GroupStep] = {}
+        self._waiting: dict[int, KeyValue] = {}
+        self._written: set[int] = set()
+        self._charged = 0
+        self._state = "not entered"
+        self.first = session.position
+        self.stop = self.first + tokens.count
+
+    def __enter__(self) -> Self:
+        with self._session.guard:
+            self._reserve()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._state != "open":
+            return
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            # an interrupt between two layers' rows: take everything back
+            self.abort()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was entered and neither committed nor aborted."""
+        return self._state == "open"
+
+    def journal_rows(self, group_id: str) -> int:
+        """Rows that each layer of a group keeps beside its plane while the step is open."""
+        part = self._groups.get(group_id)
+        return 0 if part is None else part.journal_rows
+
+    def _reserve(self) -> None:
+        session = self._session
+        session.check_writable("a step")
+        if self._state != "not entered":
+            raise StepClosed(first=self.first, stop=self.stop, state=self._state)
+        if session.open_step is not None:
+            raise StepOpen(first=session.open_step.first, stop=session.open_step.stop)
+        count = self._tokens.count
+        self.first = session.position
+        self.stop = self.first + count
+        for cut in self._capture:
+            if not self.first < cut <= self.stop:
+                raise ArgumentError(
+                    argument="capture", expected=f"within ({self.first}, {self.stop}]", got=cut
+                )
+        groups = {
+            group.id: GroupStep(
+                group=group,
+                before=session.cursors[group.id],
+                first_position=session.first_position,
+                num_tokens=count,
+                keep_unstored=self._speculative,
+            )
+            for group in session.groups
+        }
+        plan = session.plan
+        charge = session.num_sequences * (
+            count * plan.full_row_nbytes
+            + sum(part.journal_rows * plan.row_nbytes(part.group) for part in groups.values())
+        )
+        session.charge(charge)
+        try:
+            for part in groups.values():
+                session.back(part.group, part.rows())
+        except BaseException:
+            session.charge(-charge)
+            raise
+        self._charged = charge
+        self._groups = groups
+        self._state = "open"
+        session.open_step = self
+
+    def write(
+        self,
+        layer: int,
+        key: Float[Tensor, "*batch tokens kv_heads head_dim"],
+        value: Float[Tensor, "*batch tokens kv_heads value_head_dim"],
+    ) -> None:
+        """Write a layer's rows, for callers with attention of their own.
+
+        Args:
+            layer: one that owns rows, once in a step, in any order.
+            key: in the plane's dtype, or float32, which is rounded to nearest even (infinities
+                included, unchecked; the chapter's section 15.4).
+            value: the same.
+
+        Raises:
+            TensorMismatch: shape, dtype or device. Nothing was written.
+            LayerRepeated: the layer was written already, or shares another's rows.
+            StepClosed: the step is not open.
+        """
+        with self._session.guard:
+            self._write(layer, key, value)
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        session = self._session
+        if self._state != "open":
+            raise StepClosed(first=self.first, stop=self.stop, state=self._state)
+        if layer in self._written or layer not in session.planes:
+            self._refuse_layer(layer)
+        plane = session.planes[layer]
+        plan, count = session.plan, self._tokens.count
+        key, value = plan.rounded(layer, (key, value), batch=session.batch, count=count)
+        if self._waiting:
+            self._flush_waiting()
+        part = self._groups[plan.group_ids[layer]]
+        for cut in self._capture:
+            if part.group.sliding_window is not None:
+                self._captures.setdefault(cut, {})[layer] = part.captured(cut, plane, key, value)
+        if part.waits:
+            # a copy of the caller's tensors: they may be reused before the rows are written
+            self._waiting[layer] = (key.clone(), value.clone())
+        else:
+            part.flush(layer, plane, key, value)
+        self._written.add(layer)
+
+    def _refuse_layer(self, layer: int) -> None:
+        geometry = self._session.geometry
+        owner = geometry.owner(layer)
+        if owner != layer:
+            raise TensorMismatch(
+                layer=layer,
+                what="key",
+                expected=f"none: the layer shares the rows of layer {owner}",
+                got="a tensor",
+            )
+        if layer in self._written:
+            raise LayerRepeated(layer=layer)
+        raise ArgumentError(argument="layer", expected="a layer with rows of its own", got=layer)
+
+    def _flush_waiting(self, *, everything: bool = False) -> None:
+        for layer in list(self._waiting):
+            # later layers still read the old window of a plane that they share
+            if everything or layer not in self._session.plan.shared_layers:
+                key, value = self._waiting[layer]
+                part = self._groups[self._plan.group_ids[layer]]
+                part.flush(layer, self._session.planes[layer], key, value)
+                del self._waiting[layer]
+
+    def view(self, layer: int) -> View:
+        """Keys and values a stock kernel needs: the last `window - 1` rows and the step's own.
+
+        Raises:
+            StepIncomplete: the layer, or the one whose rows it shares, was not written yet.
+            ViewExpired: the chunk replaced rows of its own window when the next layer was written.
+            StepClosed: the step is not open.
+        """
+        with self._session.guard:
+            part, runs, chunk, first = self._readable(layer)
+            plane = self._session.planes[self._session.geometry.owner(layer)]
+            spans = plane.spans(runs)
+            if chunk is not None:
+                # a wrapped window is two spans: with the chunk's they would be three
+                spans = [joined(spans)] if len(spans) > 1 else spans
+                spans.append(chunk)
+            if self._session.batch is None:
+                spans = [(key[0], value[0]) for key, value in spans]
+            return View(first, part.first + part.num_tokens, tuple(spans))
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "*batch tokens heads head_dim"],
+        key: Float[Tensor, "*batch tokens kv_heads head_dim"] | None = None,
+        value: Float[Tensor, "*batch tokens kv_heads value_head_dim"] | None = None,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " heads"] | None = None,
+    ) -> Float[Tensor, "*batch tokens heads value_head_dim"]:
+        """Write a layer's rows and attend over its window, in the store's order.
+
+        Args:
+            layer: the layer; its window is the geometry's.
+            query: T queries, one a token of the step.
+            key: as in `write`; None when the layer shares another's rows, or wrote its own.
+            value: as in `write`.
+            scale: factor on the scores; None: head_dim ** -0.5.
+            softcap: scores become `softcap * tanh(scores / softcap)`.
+            sinks: a logit for each head that joins the softmax and reads no value.
+
+        Returns:
+            The attention output, in the query's dtype.
+
+        Raises:
+            TensorMismatch, LayerRepeated, StepClosed: as in `write`.
+            StepIncomplete: no key was given and the rows were not written yet.
+        """
+        with self._session.guard:
+            session = self._session
+            if (key is None) != (value is None):
+                raise ArgumentError(argument="value", expected="with key", got="one without other")
+            plan, count = session.plan, self._tokens.count
+            rows = plan.query(layer, query, batch=session.batch, count=count)
+            if key is not None and value is not None:
+                self._write(layer, key, value)
+            part, runs, chunk, first = self._readable(layer)
+            owner = session.geometry.owner(layer)
+            out = plan.attend(
+                session.planes[owner],
+                runs,
+                rows,
+                *(chunk or (None, None)),
+                first_key=first,
+                first_query=part.first,
+                window=session.geometry.layers[layer].sliding_window,
+                scale=part.group.head_dim**-0.5 if scale is None else scale,
+                softcap=softcap,
+                sinks=sinks,
+            )
+            return out if session.batch is not None else out[0]
+
+    def _readable(self, layer: int) -> tuple[GroupStep, Sequence[range], KeyValue | None, int]:
+        """A layer's group, the rows to read, the chunk that is not in them yet, and where."""
+        if self._state != "open":
+            raise StepClosed(first=self.first, stop=self.stop, state=self._state)
+        owner = self._session.geometry.owner(layer)
+        if owner not in self._written:
+            raise StepIncomplete(layers=[owner], aborted=False)
+        part = self._groups[self._session.plan.group_ids[owner]]
+        first = max(part.before.origin_logical, part.oldest_needed(part.first))
+        if owner in self._waiting:
+            return part, part.before.rows_of(first, part.first), self._waiting[owner], first
+        if part.waits:
+            raise ViewExpired(layer=owner)
+        return part, part.after.rows_of(first, part.after.next_position), None, first
+
+    def commit(self, accepted: int | None = None) -> None:
+        """Keep the step's first `accepted` tokens, or all.
+
+        Args:
+            accepted: None for all; fewer than all only in a speculative step. Rejected rows are
+                put back; 0 is an abort.
+
+        Raises:
+            StepIncomplete: a layer was not written; the step was aborted.
+            PositionError: `accepted` cannot be kept. The step stays open.
+            StepClosed: the step is not open.
+        """
+        with self._session.guard:
+            if self._state != "open":
+                raise StepClosed(first=self.first, stop=self.stop, state=self._state)
+            accepted = self._accepted(accepted)
+            missing = sorted(self._session.planes.keys() - self._written)
+            if missing:
+                self._abort()
+                raise StepIncomplete(layers=missing, aborted=True)
+            if accepted == 0:
+                self._abort()
+                return
+            self._flush_waiting(everything=True)
+            self._session.remember(self._tokens.ids, self.first, accepted)
+            self._settle(accepted)
+            kept = accepted * self._session.plan.full_row_nbytes
+            self._close("committed", kept=kept * self._session.num_sequences)
+
+    def check_commit(self, accepted: int | None) -> None:
+        """Refuse what `commit` would refuse with the step left open: StepClosed, PositionError."""
+        with self._session.guard:
+            if self._state != "open":
+                raise StepClosed(first=self.first, stop=self.stop, state=self._state)
+            self._accepted(accepted)
+
+    def _accepted(self, accepted: int | None) -> int:
+        count = self._tokens.count
+        if accepted is None:
+            return count
+        if isinstance(accepted, bool) or not isinstance(accepted, numbers.Integral):
+            raise ArgumentError(argument="accepted", expected="a number of tokens", got=accepted)
+        if not 0 <= accepted <= count:
+            message = f"accepted {accepted} is outside [0, {count}]; the step stays open"
+            raise PositionError(message, position=self.first + int(accepted))
+        if accepted < count and not self._speculative:
+            message = (
+                f"accepted {accepted} of {count} tokens: a part is kept only of a step opened with "
+                "speculative=True; the step stays open"
+            )
+            raise PositionError(message, position=self.first + int(accepted))
+        return int(accepted)
+
+    def _settle(self, accepted: int) -> None:
+        """Put saved rows back and swap every cursor at once."""
+        session = self._session
+        cursors = {}
+        for name, part in self._groups.items():
+            settled = part.settled(accepted)
+            if accepted < part.num_tokens:
+                for layer in part.group.layers:
+                    part.put_back(layer, session.planes[layer], settled)
+            cursors[name] = settled
+        # the one moment at which the session moves on
+        session.cursors = cursors
+        if accepted:
+            for cut, rows in self._captures.items():
+                if cut <= self.first + accepted:
+                    session.captures[cut] = Capture(position=cut, rows=rows)
+
+    def abort(self) -> None:
+        """Take everything back, as if the step had never begun. Idempotent.
+
+        The position and every row it needs are as before; the live range may be shorter by what
+        the step overwrote outside the window.
+        """
+        with self._session.guard:
+            if self._state == "open":
+                self._abort()
+
+    def _abort(self) -> None:
+        self._waiting.clear()
+        self._settle(0)
+        self._session.ledger.cut(self.first)
+        self._close("aborted", kept=0)
+
+    def _close(self, state: str, *, kept: int) -> None:
+        session = self._session
+        session.charge(kept - self._charged)
+        self._charged = 0
+        self._waiting.clear()
+        self._captures.clear()
+        self._groups = {}
+        session.open_step = None
+        self._state = state

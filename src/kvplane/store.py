@@ -1,0 +1,303 @@
+"""The store: sessions of one model's keys and values, under one plan and one limit."""
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from kvplane._version import __version__
+from kvplane.account import Account
+from kvplane.attention import ORDERS, order_numerics
+from kvplane.batch import BatchStep
+from kvplane.builder import SessionBuilder, adapted, forked, restored
+from kvplane.describe import Description, MemoryReport, describe, report
+from kvplane.errors import ArgumentError, SessionClosed
+from kvplane.footprint import capacity_of
+from kvplane.geometry import ModelGeometry
+from kvplane.ledger import Ledger
+from kvplane.memory import Arena, choose
+from kvplane.plan import (
+    StorePlan,
+    check_count,
+    checked_device,
+    checked_dtype,
+    checked_layouts,
+)
+from kvplane.plane import Layout, Plane
+from kvplane.session import Session
+from kvplane.snapshot import Cursor, Snapshot
+
+# the canonical schedule: prefill in chunks of this many tokens on its multiples
+CHUNK = 256
+
+
+class KVStore:
+    """Keys and values of many sessions of one model.
+
+    Args:
+        geometry: the model's layers.
+        max_context: positions end below it.
+        dtype: of the planes, "float16", "bfloat16", "float32" or the torch dtype; None takes the
+            geometry's.
+        device: where the planes live.
+        memory: "auto", or a backend by name, which then works or raises.
+        attention: "blocked" (bits do not depend on rotation, layout, chunking or neighbours) or
+            "physical" (rows in buffer order, as the chapter's engine).
+        slack: rows of a ring beyond its window: rewinds up to that deep lose nothing.
+        row_floor: fewest rows of a plane that the kernel in use takes; the chapter's is 32.
+        layout: by layer kind; default token-major rings and head-major full planes.
+        limit: bytes of all sessions: rings reserved, full rows held, journals open.
+
+    Raises:
+        ArgumentError: a number or name that means nothing.
+        BackendUnavailable: the memory backend asked for by name does not work here.
+    """
+
+    def __init__(
+        self,
+        geometry: ModelGeometry,
+        *,
+        max_context: int,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str = "cpu",
+        memory: str = "auto",
+        attention: str = "blocked",
+        slack: int = 0,
+        row_floor: int = 1,
+        layout: Mapping[str, Layout] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        if not isinstance(geometry, ModelGeometry):
+            raise ArgumentError(argument="geometry", expected="a ModelGeometry", got=geometry)
+        if not geometry.groups:
+            raise ArgumentError(argument="geometry", expected="layers with rows", got=geometry)
+        check_count("max_context", max_context, 1)
+        check_count("slack", slack, 0)
+        check_count("row_floor", row_floor, 1)
+        if limit is not None:
+            check_count("limit", limit, 0)
+        if attention not in ORDERS:
+            raise ArgumentError(argument="attention", expected=str(sorted(ORDERS)), got=attention)
+        self.slack = slack
+        self.row_floor = row_floor
+        self.attention = attention
+        where = checked_device(device)
+        self.memory_choice = choose(memory, where)
+        self.plan = StorePlan(
+            geometry=geometry,
+            dtype=checked_dtype(geometry.dtype if dtype is None else dtype),
+            device=where,
+            max_context=max_context,
+            capacities={
+                group.id: capacity_of(
+                    group, max_context=max_context, slack=slack, row_floor=row_floor
+                )
+                for group in geometry.groups
+            },
+            layouts=checked_layouts(layout),
+            attend=ORDERS[attention],
+        )
+        self.account = Account(limit)
+        self.numerics: dict[str, Any] = {
+            **order_numerics(attention),
+            "chunk": CHUNK,
+            "device": where.type,
+            "dtype": str(self.plan.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "transformers": None,
+            "kvplane": __version__,
+        }
+        self.closed = False
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    @property
+    def geometry(self) -> ModelGeometry:
+        """The model's geometry."""
+        return self.plan.geometry
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The planes' dtype."""
+        return self.plan.dtype
+
+    @property
+    def max_context(self) -> int:
+        """Positions end below it."""
+        return self.plan.max_context
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The open sessions."""
+        with self._lock:
+            return sorted(self._sessions, key=id)
+
+    def open(
+        self,
+        tokens: Sequence[int] | None = None,
+        *,
+        batch: int | None = None,
+        first_position: int = 0,
+        first_row: int | None = None,
+    ) -> Session:
+        """An empty session.
+
+        Args:
+            tokens: an empty sequence turns on remembering ids, which packs need.
+            batch: sequences that advance in lockstep; None for an ordinary session, whose tensors
+                have no batch axis.
+            first_position: where it begins; such a session is never published as a prefix.
+            first_row: the rings' row of the first position; None: `first_position % capacity`, the
+                rotation of a session born at 0.
+
+        Raises:
+            ArgumentError: numbers no session can have.
+            LimitReached: its rings would pass the store's limit.
+            MemoryUnavailable: they cannot be had.
+        """
+        check_count("first_position", first_position, 0)
+        if first_position >= self.max_context:
+            raise ArgumentError(
+                argument="first_position", expected=f"below {self.max_context}", got=first_position
+            )
+        if batch is not None:
+            check_count("batch", batch, 1)
+        if tokens is not None and len(tokens):
+            raise ArgumentError(argument="tokens", expected="an empty sequence", got=tokens)
+        if first_row is not None:
+            check_count("first_row", first_row, 0)
+            rings = [g.id for g in self.geometry.groups if g.sliding_window is not None]
+            smallest = min((self.plan.capacities[name] for name in rings), default=1)
+            if first_row >= smallest:
+                raise ArgumentError(
+                    argument="first_row", expected=f"below {smallest}", got=first_row
+                )
+        ids = None if tokens is None else [[] for _ in range(batch or 1)]
+        return SessionBuilder(
+            self,
+            self.plan.cursors(first_position, first_row),
+            batch=batch,
+            first_position=first_position,
+            tokens=ids,
+            ledger=Ledger(first_position=first_position),
+        ).finish()
+
+    def builder(
+        self,
+        cursors: Mapping[str, Cursor],
+        *,
+        batch: int | None = None,
+        first_position: int = 0,
+        tokens: Sequence[Sequence[int]] | None = None,
+        ledger: Ledger | None = None,
+    ) -> SessionBuilder:
+        """Detached planes at the cursors of a session that comes from elsewhere.
+
+        Args:
+            cursors: by group id: (capacity, length, origin_logical, origin_physical). A ring of
+                another capacity is refused in physical order; in blocked order its newest rows
+                are laid where a session born at 0 holds them. A full plane's capacity may differ.
+            batch: as in `open`.
+            first_position: as in `open`.
+            tokens: ids, one list a sequence.
+            ledger: provenance of the rows.
+
+        Raises:
+            SnapshotMismatch: another set of groups, a capacity that cannot be had, positions that
+                disagree or do not fit max_context.
+            LimitReached, MemoryUnavailable: as in `open`.
+        """
+        return SessionBuilder(
+            self,
+            adapted(self.plan, cursors, any_capacity=self.attention != "physical"),
+            batch=batch,
+            first_position=first_position,
+            tokens=tokens,
+            ledger=ledger or Ledger(first_position=first_position),
+        )
+
+    def restore(self, snapshot: Snapshot) -> Session:
+        """A new session with the snapshot's rows, rotation and provenance.
+
+        Raises:
+            SnapshotMismatch: geometry, dtype, capacity or context. Nothing was made.
+            LimitReached, MemoryUnavailable: as in `open`.
+        """
+        return restored(self, snapshot)
+
+    def fork_of(self, session: Session) -> Session:
+        """A second session with the same rows; `Session.fork` is the public door."""
+        return forked(self, session)
+
+    def batch(
+        self, sessions: Sequence[Session], num_tokens: Sequence[int] | None = None
+    ) -> BatchStep:
+        """One step of several sessions: rows of a layer are concatenated in their order.
+
+        Args:
+            sessions: distinct ordinary sessions of this store.
+            num_tokens: tokens of each; None: one each.
+
+        Raises:
+            ArgumentError: no session, a repeated or foreign one.
+        """
+        for session in sessions:
+            if session.store is not self:
+                raise ArgumentError(argument="sessions", expected="of this store", got=session)
+        return BatchStep(sessions, num_tokens)
+
+    def memory(self) -> MemoryReport:
+        """Bytes reserved, of rows held, of pages held, shared and scratch, by session and group."""
+        return report(self)
+
+    def describe(self) -> Description:
+        """What this store does and why; equal configurations give equal descriptions."""
+        return describe(self)
+
+    def close(self) -> None:
+        """Close every session. Idempotent; tensors over their rows stay readable."""
+        self.closed = True
+        for session in self.sessions:
+            session.close()
+
+    # what sessions and builders ask of the store
+
+    def new_arena(self) -> Arena:
+        """Memory for one more session: SessionClosed when the store is closed."""
+        if self.closed:
+            raise SessionClosed(position=0)
+        return self.memory_choice.backend.arena()
+
+    def new_planes(self, arena: Arena, num_sequences: int) -> dict[int, Plane]:
+        """A plane for every layer that owns rows."""
+        planes = {}
+        for group in self.geometry.groups:
+            shape = self.plan.shape(group, num_sequences)
+            for layer in group.layers:
+                span = arena.reserve(shape.nbytes, ring=group.sliding_window is not None)
+                planes[layer] = Plane(shape, span)
+        return planes
+
+    def adopt(self, session: Session) -> None:
+        """Make a finished session visible."""
+        with self._lock:
+            self._sessions.add(session)
+
+    def forget(self, session: Session) -> None:
+        """Drop a closed session."""
+        with self._lock:
+            self._sessions.discard(session)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

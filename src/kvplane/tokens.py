@@ -1,0 +1,82 @@
+"""Token ids and positions as callers give them, checked once at the door."""
+
+import numbers
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kvplane.errors import ArgumentError
+
+# ids travel as 32-bit unsigned integers in packs
+ID_STOP = 2**32
+COUNT_STOP = 2**31
+
+
+class Tokens(NamedTuple):
+    """What a step was asked to add: how many, and their ids by sequence when known."""
+
+    count: int
+    ids: list[list[int]] | None
+
+
+def as_tokens(
+    tokens: Sequence[int] | Tensor | int, *, batch: int | None, remembers: bool
+) -> Tokens:
+    """The tokens of a step, from ids `[T]` (or `[batch, T]`) or a count.
+
+    Raises:
+        ArgumentError: there are none, an id is outside 32 bits, the batch differs, or a count was
+            given to a session that remembers ids.
+    """
+    if isinstance(tokens, numbers.Integral) and not isinstance(tokens, bool):
+        if remembers:
+            raise ArgumentError(
+                argument="tokens", expected="ids: this session remembers them", got=tokens
+            )
+        if not 1 <= tokens < COUNT_STOP:
+            raise ArgumentError(argument="tokens", expected="at least one", got=tokens)
+        return Tokens(int(tokens), None)
+    rows = _rows(tokens, batch)
+    count = len(rows[0])
+    if any(len(row) != count for row in rows):
+        lengths = [len(row) for row in rows]
+        raise ArgumentError(argument="tokens", expected="rows of one length", got=lengths)
+    if count == 0:
+        raise ArgumentError(argument="tokens", expected="at least one", got=tokens)
+    return Tokens(count, rows if remembers else None)
+
+
+def checked_position(position: int) -> int:
+    """The position as an int.
+
+    Raises:
+        ArgumentError: it is not a whole number.
+    """
+    if isinstance(position, bool) or not isinstance(position, numbers.Integral):
+        raise ArgumentError(argument="position", expected="a whole number", got=position)
+    return int(position)
+
+
+def _rows(tokens: object, batch: int | None) -> list[list[int]]:
+    if isinstance(tokens, Tensor):
+        if tokens.is_floating_point() or tokens.is_complex():
+            raise ArgumentError(argument="tokens", expected="whole numbers", got=tokens.dtype)
+        tokens = tokens.tolist()
+    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Sequence):
+        raise ArgumentError(argument="tokens", expected="ids or a count", got=tokens)
+    if batch is None:
+        return [_ids(tokens)]
+    if len(tokens) != batch or not all(isinstance(row, Sequence) for row in tokens):
+        raise ArgumentError(argument="tokens", expected=f"{batch} rows of ids", got=tokens)
+    return [_ids(row) for row in tokens]
+
+
+def _ids(row: Sequence[object]) -> list[int]:
+    ids = []
+    for token in row:
+        whole = isinstance(token, numbers.Integral) and not isinstance(token, bool)
+        if not whole or not 0 <= int(token) < ID_STOP:  # type: ignore[call-overload]
+            raise ArgumentError(argument="tokens", expected="ids within 32 bits", got=token)
+        ids.append(int(token))  # type: ignore[call-overload]
+    return ids
