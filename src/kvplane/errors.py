@@ -36,7 +36,8 @@ After each refusal everything is as it was before the call.
     x PackTooLarge           a length passes the format's limit
     x SessionLocked          another process writes this session
     x SessionNotFound        no saved session of that name
-    x StorageError           the root cannot be read or written as asked
+    + StorageError           the root cannot be read or written as asked
+      x StorageMissing       nothing is stored under a name (also a FileNotFoundError)
 """
 
 from collections.abc import Sequence
@@ -361,3 +362,10 @@ class StorageError(PackError):
         super().__init__(f"{path}: {what}")
         self.path = path
         self.what = what
+
+
+class StorageMissing(StorageError, FileNotFoundError):
+    """Nothing is stored under a name."""
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(path=path, what="nothing is stored under this name")
