@@ -214,7 +214,7 @@ class Step:
             # later layers still read the old window of a plane that they share
             if everything or layer not in self._session.plan.shared_layers:
                 key, value = self._waiting[layer]
-                part = self._groups[self._plan.group_ids[layer]]
+                part = self._groups[self._session.plan.group_ids[layer]]
                 part.flush(layer, self._session.planes[layer], key, value)
                 del self._waiting[layer]
 

@@ -10,7 +10,7 @@ import torch
 
 from kvplane._version import __version__
 from kvplane.account import Account
-from kvplane.attention import ORDERS, order_numerics
+from kvplane.orders import ORDERS, order_numerics
 from kvplane.batch import BatchStep
 from kvplane.builder import SessionBuilder, adapted, forked, restored
 from kvplane.describe import Description, MemoryReport, describe, report
