@@ -1,4 +1,4 @@
-"""What `make check` asks of the tree beside the linters: file sizes, and calls that are banned where."""
+"""What `make check` asks of the tree beside the linters: file sizes, and what is banned where."""
 
 import re
 import subprocess
@@ -33,14 +33,19 @@ BANS = (
         "zero-filled is the default; uninitialised memory is a named constructor",
     ),
     Ban(r"make_block_ptr|tl\.advance", r"^src/", r"^$", "address arithmetic is explicit int64"),
-    Ban(r"\b(TODO|FIXME|XXX)\b", r"^(src|tests|tools)/", r"^tools/check_tree\.py$", "say when it ends"),
+    Ban(
+        r"\b(TODO|FIXME|XXX)\b",
+        r"^(src|tests|tools)/",
+        r"^tools/check_tree\.py$",
+        "say when it ends",
+    ),
     Ban(r"pickle", r"^src/", r"^$", "no pickle anywhere"),
 )
 
 
 def main() -> int:
     """Print every finding; the number of them is the exit status."""
-    listed = subprocess.run(  # noqa: S603
+    listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],  # noqa: S607
         check=True,
         capture_output=True,

@@ -6,7 +6,7 @@ session refuses the whole batch.
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from kvplane.errors import ArgumentError, PositionError, TensorMismatch
 from kvplane.session import Session
-from kvplane.step import Step
+
+if TYPE_CHECKING:
+    from kvplane.step import Step
 
 
 class BatchStep:
@@ -151,14 +153,14 @@ class BatchStep:
         for step in self.steps:
             step.abort()
 
-    def _split(self, layer: int, rows: Tensor) -> list[Tensor]:
+    def _split(self, layer: int, rows: object) -> list[Tensor]:
         counts = self.num_tokens
         if not isinstance(rows, Tensor) or rows.ndim < 1 or rows.shape[0] != sum(counts):
             got = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
             raise TensorMismatch(
                 layer=layer, what="rows", expected=f"{sum(counts)} of all sessions", got=got
             )
-        return list(rows.split(counts))
+        return list(torch.split(rows, counts))
 
 
 class _AllOrNone:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
 from kvplane.ledger import Ledger
-from kvplane.ring import RingCursor
 from kvplane.plan import StorePlan
+from kvplane.ring import RingCursor
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
 

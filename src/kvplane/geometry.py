@@ -175,7 +175,7 @@ class ModelGeometry:
         if geometry.sliding_window is not None:
             sizes["sliding_window"] = geometry.sliding_window
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < MAX_SIZE:
+            if type(size) is not int or not 1 <= size < MAX_SIZE:
                 reason = f"must be a whole number within [1, {MAX_SIZE})"
                 raise GeometryError(field=f"{where}.{name}", value=size, reason=reason)
         owner = geometry.shares_kv_with
@@ -230,8 +230,7 @@ class ModelGeometry:
         Raises:
             GeometryError: there is no such layer, or it reads no rows.
         """
-        whole = isinstance(layer, int) and not isinstance(layer, bool)
-        if not whole or not 0 <= layer < len(self.layers):
+        if layer not in range(len(self.layers)):
             reason = f"must be within [0, {len(self.layers)})"
             raise GeometryError(field="layer", value=layer, reason=reason)
         geometry = self.layers[layer]

@@ -157,7 +157,9 @@ class GroupStep:
             value: the step's rounded values.
         """
         first = max(self.before.origin_logical, self.oldest_needed(cut))
-        parts = [plane.copy_of(self.before.rows_of(first, self.first))] if first < self.first else []
+        parts = (
+            [plane.copy_of(self.before.rows_of(first, self.first))] if first < self.first else []
+        )
         begin = max(first, self.first) - self.first
         count = cut - self.first - begin
         parts.append((key.narrow(1, begin, count), value.narrow(1, begin, count)))

@@ -1,7 +1,7 @@
 """The orders in which attention sums, by name, and what their bits depend on.
 
-    blocked     blocks of absolute positions: the same bits at any rotation, layout, chunking, batch
-    physical    rows in buffer order, as the chapter's engine: the same bits at one rotation only
+blocked     blocks of absolute positions: the same bits at any rotation, layout, chunking, batch
+physical    rows in buffer order, as the chapter's engine: the same bits at one rotation only
 """
 
 from collections.abc import Callable

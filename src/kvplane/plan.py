@@ -1,6 +1,5 @@
 """What every session of a store has in common, decided once when the store is made."""
 
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from kvplane.errors import ArgumentError, TensorMismatch
 from kvplane.geometry import LayerGroup, ModelGeometry
 from kvplane.plane import Layout, PlaneShape
 from kvplane.ring import RingCursor
+from kvplane.tokens import whole
 
 Attend = Callable[..., Tensor]
 COUNT_STOP = 2**62
@@ -131,7 +131,7 @@ class StorePlan:
             TensorMismatch: shape, dtype or device.
         """
         group = self.geometry.group_of(self.geometry.owner(layer))
-        heads = query.shape[-2] if isinstance(query, Tensor) and query.ndim > 1 else 0
+        heads = _num_heads(query)
         if heads < 1 or heads % group.num_kv_heads:
             raise TensorMismatch(
                 layer=layer,
@@ -147,7 +147,7 @@ class StorePlan:
             )
         return query.detach() if batch is not None else query.detach()[None]
 
-    def _check(self, layer: int, what: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    def _check(self, layer: int, what: str, tensor: object, shape: Sequence[int]) -> None:
         if not isinstance(tensor, Tensor):
             raise TensorMismatch(
                 layer=layer, what=what, expected="a tensor", got=type(tensor).__name__
@@ -190,7 +190,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 def checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """A dtype that planes can have: ArgumentError."""
     wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if wanted not in DTYPES.values():
+    if wanted is None or wanted not in DTYPES.values():
         raise ArgumentError(argument="dtype", expected=str(sorted(DTYPES)), got=dtype)
     return wanted
 
@@ -201,12 +201,18 @@ def checked_device(device: torch.device | str) -> torch.device:
         where = torch.device(device)
         return torch.zeros(0, device=where).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        raise ArgumentError(argument="device", expected="one that works here", got=device) from error
+        raise ArgumentError(
+            argument="device", expected="one that works here", got=device
+        ) from error
 
 
-def check_count(argument: str, count: int, least: int) -> None:
+def check_count(argument: str, count: object, least: int) -> None:
     """Refuse what is no whole number, or too small, or huge: ArgumentError."""
-    whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
-    if not whole or not least <= count < COUNT_STOP:
+    number = whole(count)
+    if number is None or not least <= number < COUNT_STOP:
         expected = f"a whole number within [{least}, 2^62)"
         raise ArgumentError(argument=argument, expected=expected, got=count)
+
+
+def _num_heads(query: object) -> int:
+    return query.shape[-2] if isinstance(query, Tensor) and query.ndim > 1 else 0

@@ -176,9 +176,7 @@ class RingCursor:
         if first != self.next_position:
             raise CacheDiscontinuity(expected=self.next_position, got=first)
         if self.max_context is not None and first + num_tokens > self.max_context:
-            raise ContextFull(
-                position=first, num_tokens=num_tokens, max_context=self.max_context
-            )
+            raise ContextFull(position=first, num_tokens=num_tokens, max_context=self.max_context)
 
     def _hold(self, stop: int) -> None:
         # when full, the oldest rows are given up, so both origins move together

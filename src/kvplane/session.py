@@ -7,7 +7,6 @@
 One thread at a time; two sessions of one store may be used from two threads.
 """
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,13 +18,13 @@ from kvplane.errors import (
     CheckpointLost,
     EvictedPosition,
     PositionError,
-    SessionBusy,
     SessionClosed,
     SessionReadOnly,
     StepOpen,
     WindowLost,
 )
 from kvplane.geometry import LayerGroup, ModelGeometry
+from kvplane.guard import Guard
 from kvplane.ledger import Ledger
 from kvplane.plan import StorePlan
 from kvplane.plane import Plane
@@ -40,22 +39,6 @@ if TYPE_CHECKING:
 
     from kvplane.memory import Arena
     from kvplane.store import KVStore
-
-
-class Guard:
-    """Lets one caller in at a time and refuses the second instead of making it wait."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise SessionBusy
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
 
 
 class Session:
@@ -249,9 +232,7 @@ class Session:
                 message = f"the checkpoint at position {checkpoint.position} is another session's"
                 raise PositionError(message, position=checkpoint.position)
             if checkpoint.lost_by is not None:
-                raise CheckpointLost(
-                    position=checkpoint.position, rewound_to=checkpoint.lost_by
-                )
+                raise CheckpointLost(position=checkpoint.position, rewound_to=checkpoint.lost_by)
             cursors = {}
             for group in self.groups:
                 if group.sliding_window is None:

@@ -7,12 +7,10 @@
 A step is atomic over all layers and can be taken back at any point (design, section 10).
 """
 
-import numbers
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,29 +26,11 @@ from kvplane.errors import (
 )
 from kvplane.journal import GroupStep, KeyValue, joined
 from kvplane.snapshot import Capture
-from kvplane.tokens import Tokens
+from kvplane.tokens import Tokens, whole
+from kvplane.view import View
 
 if TYPE_CHECKING:
     from kvplane.session import Session
-
-
-class View(NamedTuple):
-    """Keys and values of positions [first, stop) in logical order.
-
-    The content is promised until the next `write` or the end of the step; later it is undefined,
-    and never unmapped while a tensor over it lives.
-    """
-
-    first: int
-    stop: int
-    spans: tuple[KeyValue, ...]
-
-    def gather(self) -> KeyValue:
-        """One key and one value tensor: the span itself when there is one, else a copy."""
-        if len(self.spans) == 1:
-            return self.spans[0]
-        keys = torch.cat([key for key, _ in self.spans], dim=-3)
-        return keys, torch.cat([value for _, value in self.spans], dim=-3)
 
 
 class Step:
@@ -74,7 +54,7 @@ class Step:
         self._charged = 0
         self._state = "not entered"
         self.first = session.position
-        self.stop = self.first + tokens.count
+        self.stop = self.first + tokens.num_tokens
 
     def __enter__(self) -> Self:
         with self._session.guard:
@@ -116,7 +96,7 @@ class Step:
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
         if session.open_step is not None:
             raise StepOpen(first=session.open_step.first, stop=session.open_step.stop)
-        count = self._tokens.count
+        count = self._tokens.num_tokens
         self.first = session.position
         self.stop = self.first + count
         for cut in self._capture:
@@ -180,7 +160,7 @@ class Step:
         if layer in self._written or layer not in session.planes:
             self._refuse_layer(layer)
         plane = session.planes[layer]
-        plan, count = session.plan, self._tokens.count
+        plan, count = session.plan, self._tokens.num_tokens
         key, value = plan.rounded(layer, (key, value), batch=session.batch, count=count)
         if self._waiting:
             self._flush_waiting()
@@ -271,7 +251,7 @@ class Step:
             session = self._session
             if (key is None) != (value is None):
                 raise ArgumentError(argument="value", expected="with key", got="one without other")
-            plan, count = session.plan, self._tokens.count
+            plan, count = session.plan, self._tokens.num_tokens
             rows = plan.query(layer, query, batch=session.batch, count=count)
             if key is not None and value is not None:
                 self._write(layer, key, value)
@@ -343,21 +323,22 @@ class Step:
             self._accepted(accepted)
 
     def _accepted(self, accepted: int | None) -> int:
-        count = self._tokens.count
+        count = self._tokens.num_tokens
         if accepted is None:
             return count
-        if isinstance(accepted, bool) or not isinstance(accepted, numbers.Integral):
+        kept = whole(accepted)
+        if kept is None:
             raise ArgumentError(argument="accepted", expected="a number of tokens", got=accepted)
-        if not 0 <= accepted <= count:
+        if not 0 <= kept <= count:
             message = f"accepted {accepted} is outside [0, {count}]; the step stays open"
-            raise PositionError(message, position=self.first + int(accepted))
-        if accepted < count and not self._speculative:
+            raise PositionError(message, position=self.first + kept)
+        if kept < count and not self._speculative:
             message = (
                 f"accepted {accepted} of {count} tokens: a part is kept only of a step opened with "
                 "speculative=True; the step stays open"
             )
-            raise PositionError(message, position=self.first + int(accepted))
-        return int(accepted)
+            raise PositionError(message, position=self.first + kept)
+        return kept
 
     def _settle(self, accepted: int) -> None:
         """Put saved rows back and swap every cursor at once."""

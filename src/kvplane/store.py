@@ -10,7 +10,6 @@ import torch
 
 from kvplane._version import __version__
 from kvplane.account import Account
-from kvplane.orders import ORDERS, order_numerics
 from kvplane.batch import BatchStep
 from kvplane.builder import SessionBuilder, adapted, forked, restored
 from kvplane.describe import Description, MemoryReport, describe, report
@@ -19,6 +18,7 @@ from kvplane.footprint import capacity_of
 from kvplane.geometry import ModelGeometry
 from kvplane.ledger import Ledger
 from kvplane.memory import Arena, choose
+from kvplane.orders import ORDERS, order_numerics
 from kvplane.plan import (
     StorePlan,
     check_count,
@@ -150,8 +150,8 @@ class KVStore:
             batch: sequences that advance in lockstep; None for an ordinary session, whose tensors
                 have no batch axis.
             first_position: where it begins; such a session is never published as a prefix.
-            first_row: the rings' row of the first position; None: `first_position % capacity`, the
-                rotation of a session born at 0.
+            first_row: the rings' row of the first position; None: the one that a session born at 0
+                would have reached.
 
         Raises:
             ArgumentError: numbers no session can have.
@@ -175,7 +175,9 @@ class KVStore:
                 raise ArgumentError(
                     argument="first_row", expected=f"below {smallest}", got=first_row
                 )
-        ids = None if tokens is None else [[] for _ in range(batch or 1)]
+        ids: list[list[int]] | None = None
+        if tokens is not None:
+            ids = [[] for _ in range(batch or 1)]
         return SessionBuilder(
             self,
             self.plan.cursors(first_position, first_row),

@@ -16,27 +16,26 @@ COUNT_STOP = 2**31
 class Tokens(NamedTuple):
     """What a step was asked to add: how many, and their ids by sequence when known."""
 
-    count: int
+    num_tokens: int
     ids: list[list[int]] | None
 
 
-def as_tokens(
-    tokens: Sequence[int] | Tensor | int, *, batch: int | None, remembers: bool
-) -> Tokens:
+def as_tokens(tokens: object, *, batch: int | None, remembers: bool) -> Tokens:
     """The tokens of a step, from ids `[T]` (or `[batch, T]`) or a count.
 
     Raises:
         ArgumentError: there are none, an id is outside 32 bits, the batch differs, or a count was
             given to a session that remembers ids.
     """
-    if isinstance(tokens, numbers.Integral) and not isinstance(tokens, bool):
+    count = whole(tokens)
+    if count is not None:
         if remembers:
             raise ArgumentError(
                 argument="tokens", expected="ids: this session remembers them", got=tokens
             )
-        if not 1 <= tokens < COUNT_STOP:
+        if not 1 <= count < COUNT_STOP:
             raise ArgumentError(argument="tokens", expected="at least one", got=tokens)
-        return Tokens(int(tokens), None)
+        return Tokens(count, None)
     rows = _rows(tokens, batch)
     count = len(rows[0])
     if any(len(row) != count for row in rows):
@@ -47,15 +46,23 @@ def as_tokens(
     return Tokens(count, rows if remembers else None)
 
 
-def checked_position(position: int) -> int:
+def checked_position(position: object) -> int:
     """The position as an int.
 
     Raises:
         ArgumentError: it is not a whole number.
     """
-    if isinstance(position, bool) or not isinstance(position, numbers.Integral):
+    number = whole(position)
+    if number is None:
         raise ArgumentError(argument="position", expected="a whole number", got=position)
-    return int(position)
+    return number
+
+
+def whole(number: object) -> int | None:
+    """A whole number as an int; None for anything else, a bool too."""
+    if type(number) is bool or not isinstance(number, numbers.Integral):
+        return None
+    return int(number)
 
 
 def _rows(tokens: object, batch: int | None) -> list[list[int]]:
@@ -75,8 +82,8 @@ def _rows(tokens: object, batch: int | None) -> list[list[int]]:
 def _ids(row: Sequence[object]) -> list[int]:
     ids = []
     for token in row:
-        whole = isinstance(token, numbers.Integral) and not isinstance(token, bool)
-        if not whole or not 0 <= int(token) < ID_STOP:  # type: ignore[call-overload]
+        number = whole(token)
+        if number is None or not 0 <= number < ID_STOP:
             raise ArgumentError(argument="tokens", expected="ids within 32 bits", got=token)
-        ids.append(int(token))  # type: ignore[call-overload]
+        ids.append(number)
     return ids

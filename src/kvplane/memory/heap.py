@@ -62,6 +62,7 @@ class HeapArena:
     def share(self, span: Span, ranges: Sequence[range]) -> Span | None:
         """None: the heap shares no pages."""
         del span, ranges
+        return None
 
     def release(self) -> None:
         """Nothing to do: a span goes with its last tensor."""

@@ -1,0 +1,26 @@
+"""What a step shows of a layer to any attention kernel."""
+
+from typing import NamedTuple
+
+import torch
+
+from kvplane.journal import KeyValue
+
+
+class View(NamedTuple):
+    """Keys and values of positions [first, stop) in logical order.
+
+    The content is promised until the next `write` or the end of the step; later it is undefined,
+    and never unmapped while a tensor over it lives.
+    """
+
+    first: int
+    stop: int
+    spans: tuple[KeyValue, ...]
+
+    def gather(self) -> KeyValue:
+        """One key and one value tensor: the span itself when there is one, else a copy."""
+        if len(self.spans) == 1:
+            return self.spans[0]
+        keys = torch.cat([key for key, _ in self.spans], dim=-3)
+        return keys, torch.cat([value for _, value in self.spans], dim=-3)
