@@ -54,6 +54,14 @@ class GroupStep:
         first_position: where the session began: nothing older is ever needed.
         num_tokens: tokens of the step.
         keep_unstored: also keep what a chunk longer than the ring never stores (speculative).
+
+    Attributes:
+        after: the cursor when all tokens are kept.
+        source: which of the tokens are live then.
+        rows: the rows they take, in logical order.
+        lost: positions that are still needed should the step not be kept, and overwritten by it.
+        waits: whether the chunk must wait until its queries have read the old window.
+        stored: whether any row of the group may have changed.
     """
 
     group: LayerGroup
@@ -65,6 +73,7 @@ class GroupStep:
     source: Source = field(init=False)
     lost: range = field(init=False)
     waits: bool = field(init=False)
+    rows: list[range] = field(init=False)
     stored: bool = field(init=False, default=False)
     _saved: dict[int, list[Saved]] = field(init=False, default_factory=dict)
 
@@ -75,6 +84,7 @@ class GroupStep:
         needed = max(self.before.origin_logical, self.oldest_needed(first))
         self.lost = range(needed, max(needed, min(first, self.after.origin_logical)))
         self.waits = len(self.lost) > 0 or self.source.source_first > 0
+        self.rows = self.after.rows_of(first + self.source.source_first, self.after.next_position)
 
     @property
     def first(self) -> int:
@@ -91,10 +101,6 @@ class GroupStep:
         """Rows of the committed positions that the step's first token sees."""
         first = max(self.before.origin_logical, self.oldest_needed(self.first))
         return self.before.rows_of(first, self.first)
-
-    def rows(self) -> list[range]:
-        """Rows that the step's live tokens take, in logical order."""
-        return self.after.rows_of(self.first + self.source.source_first, self.after.next_position)
 
     @property
     def journal_rows(self) -> int:
@@ -119,7 +125,7 @@ class GroupStep:
         first, count = self.source
         if first:
             key, value = key.narrow(1, first, count), value.narrow(1, first, count)
-        plane.store(self.rows(), key, value)
+        plane.store(self.rows, key, value)
 
     def settled(self, accepted: int) -> RingCursor:
         """The cursor when `accepted` of the step's tokens are kept; rows are not touched.

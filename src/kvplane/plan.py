@@ -105,24 +105,24 @@ class StorePlan:
             TensorMismatch: shape, dtype or device.
         """
         group = self.geometry.group_of(layer)
-        dims = (group.head_dim, group.value_head_dim)
-        result = []
-        for what, tensor, dim in zip(("key", "value"), rows, dims, strict=True):
-            shape = (count, group.num_kv_heads, dim)
-            self._check(layer, what, tensor, shape if batch is None else (batch, *shape))
-            kept = tensor.detach()
-            if kept.dtype != self.dtype:
-                if kept.dtype != torch.float32:
-                    raise TensorMismatch(
-                        layer=layer,
-                        what=f"{what} dtype",
-                        expected=f"{self.dtype} or torch.float32",
-                        got=kept.dtype,
-                    )
-                # to nearest even, infinities included, as the chapter's store kernel does
-                kept = kept.to(self.dtype)
-            result.append(kept if batch is not None else kept[None])
-        return result[0], result[1]
+        lead = (count, group.num_kv_heads) if batch is None else (batch, count, group.num_kv_heads)
+        key = self._rounded(layer, "key", rows[0], (*lead, group.head_dim))
+        value = self._rounded(layer, "value", rows[1], (*lead, group.value_head_dim))
+        return (key, value) if batch is not None else (key.unsqueeze(0), value.unsqueeze(0))
+
+    def _rounded(self, layer: int, what: str, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        self._check(layer, what, rows, shape)
+        if rows.dtype is self.dtype:
+            return rows.detach() if rows.requires_grad else rows
+        if rows.dtype is not torch.float32:
+            raise TensorMismatch(
+                layer=layer,
+                what=f"{what} dtype",
+                expected=f"{self.dtype} or torch.float32",
+                got=rows.dtype,
+            )
+        # to nearest even, infinities included, as the chapter's store kernel does
+        return rows.detach().to(self.dtype)
 
     def query(self, layer: int, query: Tensor, *, batch: int | None, count: int) -> Tensor:
         """The queries of a step as `[batch, tokens, head, dim]`.

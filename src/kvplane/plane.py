@@ -98,6 +98,9 @@ class Plane:
 
     def store(self, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
         """Copy `[batch, tokens, kv_head, dim]` into rows, in the order of `runs`."""
+        if len(runs) == 1:
+            vectorized.store_run(self, runs[0], key, value)
+            return
         done = 0
         for run in runs:
             vectorized.store_run(

@@ -122,7 +122,7 @@ class Step:
         session.charge(charge)
         try:
             for part in groups.values():
-                session.back(part.group, part.rows())
+                session.back(part.group, part.rows)
         except BaseException:
             session.charge(-charge)
             raise

@@ -16,7 +16,7 @@ import re
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
-from kvplane.errors import StorageError
+from kvplane.errors import ArgumentError, PackCorrupt, StorageError
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -40,6 +40,42 @@ def check_name(name: str) -> str:
             "separated by '/'",
         )
     return name
+
+
+def flat(data: Data) -> memoryview:
+    """The bytes of `data`, one after another, without copying them.
+
+    Raises:
+        ArgumentError: they do not lie side by side.
+    """
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise ArgumentError(argument="data", expected="contiguous bytes", got=view.strides)
+    return view.cast("B")
+
+
+def flat_target(buffer: bytearray | memoryview, *, first: int) -> memoryview:
+    """The bytes to fill, from byte `first` of something stored.
+
+    Raises:
+        ArgumentError: they do not lie side by side or may not be written, or `first` < 0.
+    """
+    view = flat(buffer)
+    if view.readonly:
+        raise ArgumentError(argument="buffer", expected="writable memory", got=buffer)
+    if first < 0:
+        raise ArgumentError(argument="first", expected="a byte's number, from 0", got=first)
+    return view
+
+
+def check_same_size(path: str, *, there: int, nbytes: int) -> None:
+    """Nothing, when what is there may be what is put again.
+
+    Raises:
+        PackCorrupt: its size says that it is not.
+    """
+    if there != nbytes:
+        raise PackCorrupt(path=path, what=f"holds {there} bytes, {nbytes} were to be put")
 
 
 class Lock(AbstractContextManager["Lock"], Protocol):

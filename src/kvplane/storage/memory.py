@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from kvplane.errors import PackCorrupt, PackTooLarge, StorageMissing
-from kvplane.storage.base import Data, check_name
+from kvplane.storage.base import Data, check_name, check_same_size, flat, flat_target
 from kvplane.storage.holder import Holder, check_lock_name
 
 
@@ -40,12 +40,12 @@ class MemoryStorage:
 
     def read_into(self, name: str, buffer: bytearray | memoryview, *, first: int = 0) -> None:
         """See Storage.read_into."""
+        target = flat_target(buffer, first=first)
         data = self._get(name).data
-        with memoryview(buffer) as view, view.cast("B") as target:
-            stop = first + len(target)
-            if stop > len(data):
-                raise PackCorrupt(path=name, what=f"ends at byte {len(data)}, expected {stop}")
-            target[:] = data[first:stop]
+        stop = first + len(target)
+        if stop > len(data):
+            raise PackCorrupt(path=name, what=f"ends at byte {len(data)}, expected {stop}")
+        target[:] = data[first:stop]
 
     def exists(self, name: str) -> bool:
         """See Storage.exists."""
@@ -64,23 +64,21 @@ class MemoryStorage:
     def put(self, name: str, data: Data) -> bool:
         """See Storage.put."""
         check_name(name)
+        view = flat(data)
         with self._guard:
             there = self._stored.get(name)
             if there is None:
-                self._stored[name] = _Stored(bytes(data), self._clock())
+                self._stored[name] = _Stored(bytes(view), self._clock())
                 return True
-        size = memoryview(data).nbytes
-        if len(there.data) != size:
-            raise PackCorrupt(
-                path=name, what=f"holds {len(there.data)} bytes, {size} were to be put"
-            )
+        check_same_size(name, there=len(there.data), nbytes=len(view))
         return False
 
     def replace(self, name: str, data: Data) -> None:
         """See Storage.replace."""
         check_name(name)
+        view = flat(data)
         with self._guard:
-            self._stored[name] = _Stored(bytes(data), self._clock())
+            self._stored[name] = _Stored(bytes(view), self._clock())
 
     def delete(self, name: str) -> None:
         """See Storage.delete."""
