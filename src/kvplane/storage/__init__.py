@@ -1,5 +1,16 @@
 """Where a pack's files live: one folder door, one file a kind of storage."""
 
 from kvplane.storage.base import Data, Lock, Storage, check_name
+from kvplane.storage.choose import open_storage
+from kvplane.storage.local import LocalStorage
+from kvplane.storage.memory import MemoryStorage
 
-__all__ = ["Data", "Lock", "Storage", "check_name"]
+__all__ = [
+    "Data",
+    "LocalStorage",
+    "Lock",
+    "MemoryStorage",
+    "Storage",
+    "check_name",
+    "open_storage",
+]

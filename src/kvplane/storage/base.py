@@ -25,6 +25,11 @@ _PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,254}", re.ASCII)
 LIMIT_NAME = 1024
 
 
+def is_part(part: str) -> bool:
+    """Whether a name may have this between two separators."""
+    return _PART.fullmatch(part) is not None
+
+
 def check_name(name: str) -> str:
     """The name itself, once it is safe to make a path or key of it.
 
@@ -32,7 +37,7 @@ def check_name(name: str) -> str:
         StorageError: it is empty, absolute, leaves the root or holds other characters.
     """
     parts = name.split("/")
-    if len(name) > LIMIT_NAME or not all(_PART.fullmatch(part) for part in parts):
+    if len(name) > LIMIT_NAME or not all(map(is_part, parts)):
         shown = ascii(name if len(name) <= LIMIT_NAME else name[:LIMIT_NAME] + "...")
         raise StorageError(
             path=shown,

@@ -44,13 +44,13 @@ class System:
         """Bytes from `first` on into `buffer`; how many, 0 at the end."""
         return os.preadv(file, [buffer], first)
 
-    def write(self, file: int, data: memoryview) -> int:
-        """Bytes at the end; how many were taken."""
-        return os.write(file, data)
+    def write(self, file: int, data: memoryview, first: int) -> int:
+        """Bytes from `first` on; how many were taken."""
+        return os.pwrite(file, data, first)
 
-    def truncate(self, file: int) -> None:
-        """Make a file empty."""
-        os.ftruncate(file, 0)
+    def truncate(self, file: int, nbytes: int) -> None:
+        """Make a file this long."""
+        os.ftruncate(file, nbytes)
 
     def sync(self, file: int) -> None:
         """Make a file's bytes or a folder's entries outlive the loss of power."""
@@ -92,6 +92,10 @@ class System:
     def lock(self, file: int) -> None:
         """Hold a file alone, or BlockingIOError."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(self, file: int) -> None:
+        """Let others hold it."""
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def is_file(found: os.stat_result) -> bool:
