@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from kvplane.errors import KVPlaneError, StorageError, StorageMissing
 from kvplane.storage.base import LIMIT_NAME, is_part
@@ -61,14 +62,18 @@ class Folders:
                 return
             # whoever made it may have died before this; the folder above may be closed to us
             with suppress(OSError):
-                above = self._keep(files, self._system.open_root(os.path.dirname(self.root)))
-                self._system.sync(above)
+                above = str(Path(self.root).parent)
+                self._system.sync(self._keep(files, self._system.open_root(above)))
 
     def open(self, files: ExitStack, parts: list[str]) -> int:
         """The folder of these parts; FileNotFoundError where there is none."""
         folder = self.open_root(files)
         for part in parts:
-            folder = self._enter(files, folder, part)
+            try:
+                folder = self._enter(files, folder, part)
+            except NotADirectoryError as error:
+                # below a file nothing is stored
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
         return folder
 
     def make(self, files: ExitStack, parts: list[str]) -> int:
@@ -113,7 +118,7 @@ class Folders:
             raise
 
     def _make_root(self, path: str) -> None:
-        above, part = os.path.split(path)
+        above = str(Path(path).parent)
         with ExitStack() as files:
             try:
                 folder = self._keep(files, self._system.open_root(above))
@@ -121,7 +126,7 @@ class Folders:
                 self._make_root(above)
                 folder = self._keep(files, self._system.open_root(above))
             with suppress(FileExistsError):
-                self._system.make_folder(folder, part, self._mode)
+                self._system.make_folder(folder, Path(path).name, self._mode)
             self._system.sync(folder)
 
     def _keep(self, files: ExitStack, file: int) -> int:

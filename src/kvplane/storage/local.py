@@ -261,14 +261,14 @@ class LocalLock:
         if self._file is None:
             return
         file, self._file = self._file, None
-        try:
-            # a process forked meanwhile has the file too, and may neither keep nor end the hold
-            if os.getpid() == self._pid:
-                # closing ends it too, where nobody else has the file
-                with suppress(OSError):
+        with suppress(OSError):
+            try:
+                # a process forked meanwhile has the file too: closing it here would not end the
+                # hold, and that process must not
+                if os.getpid() == self._pid:
                     self._system.unlock(file)
-        finally:
-            self._system.close(file)
+            finally:
+                self._system.close(file)
 
     def __enter__(self) -> Self:
         return self
