@@ -16,20 +16,21 @@ from kvplane._version import __version__
 
 if TYPE_CHECKING:
     from kvplane.batch import BatchStep
+    from kvplane.checkpoints import Checkpoint
     from kvplane.describe import Description, MemoryReport
     from kvplane.footprint import Footprint, footprint
     from kvplane.geometry import LayerGeometry, LayerGroup, ModelGeometry, Rotary
     from kvplane.plane import Layout
     from kvplane.ring import RingCursor
     from kvplane.session import Session
-    from kvplane.snapshot import Checkpoint, Snapshot
+    from kvplane.snapshot import Snapshot
     from kvplane.step import Step
     from kvplane.store import KVStore
     from kvplane.view import View
 
 _HOMES = {
     "BatchStep": "batch",
-    "Checkpoint": "snapshot",
+    "Checkpoint": "checkpoints",
     "Description": "describe",
     "Footprint": "footprint",
     "KVStore": "store",

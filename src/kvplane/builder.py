@@ -12,6 +12,7 @@ from torch import Tensor
 from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
 from kvplane.ledger import Ledger
 from kvplane.plan import StorePlan
+from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
@@ -37,6 +38,7 @@ class SessionBuilder:
         first_position: int,
         tokens: Sequence[Sequence[int]] | None,
         ledger: Ledger,
+        parent: Session | None = None,
     ) -> None:
         self.cursors = cursors
         self._store = store
@@ -46,7 +48,7 @@ class SessionBuilder:
             for layer in group.layers
         }
         num_sequences = 1 if batch is None else batch
-        self.arena = store.new_arena()
+        self.arena = store.new_arena(parent)
         try:
             self.planes = store.new_planes(self.arena, num_sequences)
             self._session = Session(
@@ -63,10 +65,6 @@ class SessionBuilder:
                 self._session.position - first_position
             )
             self._session.charge(held * num_sequences)
-            for group in store.geometry.groups:
-                cursor = cursors[group.id]
-                live = cursor.live
-                self._session.back(group, cursor.rows_of(live.start, live.stop))
         except BaseException:
             self.abandon()
             raise
@@ -78,9 +76,35 @@ class SessionBuilder:
 
         Raises:
             EvictedPosition: the cursor does not hold them.
+            MemoryUnavailable: their pages cannot be had.
         """
-        cursor = self.cursors[self._store.plan.group_ids[layer]]
-        return self.planes[layer].spans(cursor.rows_of(first, stop))
+        return self.planes[layer].spans(self._backed(layer, first, stop))
+
+    def _backed(self, layer: int, first: int, stop: int) -> list[range]:
+        name = self._store.plan.group_ids[layer]
+        runs = self.cursors[name].rows_of(first, stop)
+        for run in runs:
+            self._session.touched[name].add(run)
+            self.planes[layer].back(run)
+        return runs
+
+    def share(self, layer: int, source: Plane) -> bool:
+        """Have all live rows of a full layer by sharing another session's pages, if that can be.
+
+        Raises:
+            MemoryUnavailable: no further mapping can be had.
+        """
+        name = self._store.plan.group_ids[layer]
+        live = self.cursors[name].live
+        runs = self.cursors[name].rows_of(live.start, live.stop)
+        hold = source.hold(runs)
+        if hold is None:
+            return False
+        self.planes[layer].span.show(hold)
+        for run in runs:
+            self._session.touched[name].add(run)
+        self.filled(layer, len(live))
+        return True
 
     def filled(self, layer: int, num_rows: int) -> None:
         """Note that `num_rows` further rows of a layer are there."""
@@ -105,8 +129,7 @@ class SessionBuilder:
                     expected=f"{tuple(shape)} {like.dtype}",
                     got=f"{tuple(rows.shape)} {rows.dtype}",
                 )
-        cursor = self.cursors[self._store.plan.group_ids[layer]]
-        plane.store(cursor.rows_of(first, first + key.shape[1]), key, value)
+        plane.store(self._backed(layer, first, first + key.shape[1]), key, value)
         self.filled(layer, key.shape[1])
 
     def finish(self) -> Session:
@@ -210,16 +233,20 @@ def forked(store: "KVStore", session: Session) -> Session:
         first_position=session.first_position,
         tokens=None if ids is None else [sequence[:count] for sequence in ids],
         ledger=session.ledger.copy(),
+        parent=session,
     )
     try:
         for group in store.geometry.groups:
-            cursor = session.cursors[group.id]
-            runs = cursor.rows_of(cursor.live.start, cursor.live.stop)
+            live = session.cursors[group.id].live
+            runs = session.cursors[group.id].rows_of(live.start, live.stop)
             for layer in group.layers:
-                source, target = session.planes[layer], builder.planes[layer]
-                for run, (key, value) in zip(source.runs(runs), source.spans(runs), strict=True):
-                    target.store([run], key, value)
-                builder.filled(layer, cursor.length)
+                source = session.planes[layer]
+                if group.sliding_window is None and builder.share(layer, source):
+                    continue
+                first = live.start
+                for key, value in source.spans(runs):
+                    builder.write(layer, first, key, value)
+                    first += key.shape[1]
     except BaseException:
         builder.abandon()
         raise

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvplane.plane import PlaneShape
+from kvplane.plane import Layout, PlaneShape
 
 if TYPE_CHECKING:
     from kvplane.session import Session
@@ -72,6 +72,7 @@ class MemoryReport:
         sessions: for each open session, by layer group id.
         checkpoints: of rows that live checkpoints copied.
         captures: of rows kept at cuts until packs take them.
+        pages_held: of all pages, each counted once, whoever shares it.
         page_nbytes: the memory's page.
         limit: the store's; None for none.
     """
@@ -79,6 +80,7 @@ class MemoryReport:
     sessions: tuple[dict[str, Held], ...]
     checkpoints: int
     captures: int
+    pages_held: int
     page_nbytes: int
     limit: int | None
 
@@ -104,7 +106,18 @@ def describe(store: "KVStore") -> Description:
             "backend": store.memory_choice.backend.name,
             "why": store.memory_choice.why,
             "page_nbytes": store.memory_choice.backend.page_nbytes,
-            "fork": "copies every row",
+            "fork": store.memory_choice.backend.fork,
+            "unrolled": sorted(
+                group.id
+                for group in plan.geometry.groups
+                if group.sliding_window is not None
+                and plan.layouts[group.kind] is Layout.TOKEN_MAJOR
+                and plan.capacities[group.id]
+                * group.row_nbytes
+                % store.memory_choice.backend.ring_page_nbytes
+                == 0
+                and store.memory_choice.backend.ring_page_nbytes > 1
+            ),
         },
         layout={kind: layout.value for kind, layout in plan.layouts.items()},
         attention=store.attention,
@@ -120,8 +133,17 @@ def report(store: "KVStore") -> MemoryReport:
     """What a store holds now."""
     page_nbytes = store.memory_choice.backend.page_nbytes
     sessions = store.sessions
+    held = tuple(_held(session, page_nbytes) for session in sessions)
+    arenas = [session.arena.held() for session in sessions]
+    pages = dict(arena for arena in arenas if arena is not None)
+    by_session = sum(
+        part.pages_held
+        for groups, arena in zip(held, arenas, strict=True)
+        if arena is None
+        for part in groups.values()
+    )
     return MemoryReport(
-        sessions=tuple(_held(session, page_nbytes) for session in sessions),
+        sessions=held,
         checkpoints=sum(kept.nbytes for session in sessions for kept in session.checkpoints),
         captures=sum(
             key.nbytes + value.nbytes
@@ -129,6 +151,7 @@ def report(store: "KVStore") -> MemoryReport:
             for kept in session.captures.values()
             for key, value in kept.rows.values()
         ),
+        pages_held=by_session + sum(pages.values()),
         page_nbytes=page_nbytes,
         limit=store.account.limit,
     )
@@ -141,11 +164,18 @@ def _held(session: "Session", page_nbytes: int) -> dict[str, Held]:
         shape = plan.shape(group, session.num_sequences)
         row_nbytes = plan.row_nbytes(group) * session.num_sequences
         step = session.open_step
+        pages = shared = 0
+        for layer in group.layers:
+            counts = session.planes[layer].span.counts()
+            if counts is None:
+                counts = pages_of(shape, session.touched[group.id].runs, page_nbytes), 0
+            pages += counts[0]
+            shared += counts[1]
         result[group.id] = Held(
             reserved=len(group.layers) * shape.nbytes,
             rows_held=session.cursors[group.id].length * row_nbytes,
-            pages_held=len(group.layers)
-            * pages_of(shape, session.touched[group.id].runs, page_nbytes),
+            pages_held=pages,
+            shared=shared,
             scratch=0 if step is None else step.journal_rows(group.id) * row_nbytes,
         )
     return result

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvplane.kernels import vectorized
-from kvplane.memory import Span
+from kvplane.memory import Hold, Span
 
 
 class Layout(Enum):
@@ -73,7 +73,7 @@ class Plane:
         span: the bytes; unrolled ones show every row a second time, `capacity` rows further.
     """
 
-    __slots__ = ("backed_by_need", "key", "shape", "span", "unrolled", "value")
+    __slots__ = ("key", "shape", "span", "unrolled", "value")
 
     key: Tensor
     value: Tensor
@@ -82,7 +82,6 @@ class Plane:
         self.shape = shape
         self.span = span
         self.unrolled = span.unrolled
-        self.backed_by_need = span.backed_by_need
         self.key, self.value = _rows(span.tensor(), shape, unrolled=span.unrolled)
 
     def runs(self, runs: Sequence[range]) -> Sequence[range]:
@@ -93,8 +92,13 @@ class Plane:
 
     def back(self, run: range) -> None:
         """Make rows writable: MemoryUnavailable."""
-        if self.backed_by_need:
+        if self.span.backed_by_need:
             self.span.back(self.shape.byte_ranges(run))
+
+    def hold(self, runs: Sequence[range]) -> Hold | None:
+        """One more owner of the pages behind rows; None where pages cannot be shared."""
+        ranges = [part for run in runs for part in self.shape.byte_ranges(run)]
+        return self.span.hold(sorted(ranges, key=lambda part: part.start))
 
     def store(self, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
         """Copy `[batch, tokens, kv_head, dim]` into rows, in the order of `runs`."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
+from kvplane import checkpoints
+from kvplane.checkpoints import Checkpoint
 from kvplane.errors import (
     CheckpointLost,
     EvictedPosition,
@@ -29,7 +31,7 @@ from kvplane.ledger import Ledger
 from kvplane.plan import StorePlan
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
-from kvplane.snapshot import Capture, Checkpoint, Snapshot
+from kvplane.snapshot import Capture, Snapshot
 from kvplane.step import Step
 from kvplane.tokens import as_tokens, checked_position
 from kvplane.touched import Touched
@@ -194,7 +196,7 @@ class Session:
         """Make `position` the next one; the cursors hold what is left."""
         freed = (self.position - position) * self.plan.full_row_nbytes * self.num_sequences
         for checkpoint in list(self.checkpoints):
-            if checkpoint.position > position:
+            if checkpoint.position > position and checkpoint.holds is None:
                 checkpoint.lost_by = position
         self.ledger.cut(position)
         self.captures = {at: kept for at, kept in self.captures.items() if at <= position}
@@ -203,18 +205,15 @@ class Session:
         self.charge(-freed)
 
     def checkpoint(self) -> Checkpoint:
-        """A place to return to: the rings' rows are copied, full rows stay where they are."""
+        """A place to return to: the rings' rows are copied, full pages are shared.
+
+        Where pages cannot be shared, full rows stay where they are and the checkpoint is valid
+        until a rewind below it.
+        """
         with self.guard:
             self.check_open()
             self.check_idle()
-            rows = {
-                layer: self.planes[layer].copy_of(self._live_runs(group))
-                for group in self.groups
-                if group.sliding_window is not None
-                for layer in group.layers
-            }
-            cursors = {name: cursor.as_tuple() for name, cursor in self.cursors.items()}
-            kept = Checkpoint(self, self.position, cursors, rows)
+            kept = checkpoints.taken(self)
             self.checkpoints.add(kept)
             return kept
 
@@ -224,6 +223,7 @@ class Session:
         Raises:
             PositionError: another session's checkpoint.
             CheckpointLost: a rewind below it let another branch overwrite its full rows.
+            LimitReached: the session was rewound below it, and its rows pass the limit now.
         """
         with self.guard:
             self.check_writable("a return")
@@ -233,19 +233,16 @@ class Session:
                 raise PositionError(message, position=checkpoint.position)
             if checkpoint.lost_by is not None:
                 raise CheckpointLost(position=checkpoint.position, rewound_to=checkpoint.lost_by)
-            cursors = {}
-            for group in self.groups:
-                if group.sliding_window is None:
-                    cursor = self.cursors[group.id].copy()
-                    cursor.keep(cursor.origin_logical, checkpoint.position)
-                else:
-                    limit = self.cursors[group.id].max_context
-                    cursor = RingCursor(*checkpoint.cursors[group.id], max_context=limit)
-                    runs = cursor.rows_of(cursor.origin_logical, cursor.next_position)
-                    for layer in group.layers:
-                        self.planes[layer].store(runs, *checkpoint.rows[layer])
-                cursors[group.id] = cursor
-            self._cut(checkpoint.position, cursors)
+            more = max(0, checkpoint.position - self.position)
+            self.charge(more * self.plan.full_row_nbytes * self.num_sequences)
+            cursors = checkpoints.put_back(self, checkpoint)
+            if checkpoint.ids is not None:
+                self.ids = [list(sequence) for sequence in checkpoint.ids]
+            self.ledger = checkpoint.ledger.copy()
+            if more:
+                self.cursors = cursors
+            else:
+                self._cut(checkpoint.position, cursors)
 
     def fork(self) -> "Session":
         """A second session with the same rows, which goes its own way."""
@@ -265,7 +262,7 @@ class Session:
             self.check_idle()
             rows = {}
             for group in self.groups:
-                runs = self._live_runs(group)
+                runs = self.live_runs(group)
                 for layer in group.layers:
                     key, value = self.planes[layer].copy_of(runs)
                     rows[layer] = (key.to(device), value.to(device))
@@ -374,7 +371,8 @@ class Session:
                 sequence[held:] = more[:accepted]
         self.ledger.record(first, first + accepted, self.store.numerics)
 
-    def _live_runs(self, group: LayerGroup) -> list[range]:
+    def live_runs(self, group: LayerGroup) -> list[range]:
+        """The rows of all live positions of a group, in logical order."""
         cursor = self.cursors[group.id]
         return cursor.rows_of(cursor.origin_logical, cursor.next_position)
 

@@ -62,31 +62,3 @@ class Capture:
 
     position: int
     rows: Mapping[int, tuple[Tensor, Tensor]]
-
-
-class Checkpoint:
-    """A place to return to: copies of the rings' rows, and a share of the full planes'.
-
-    Made by `Session.checkpoint`. Where pages cannot be shared it is valid until a rewind below
-    it: its full rows may then be another branch's.
-    """
-
-    __slots__ = ("__weakref__", "cursors", "lost_by", "owner", "position", "rows")
-
-    def __init__(
-        self,
-        owner: object,
-        position: int,
-        cursors: Mapping[str, Cursor],
-        rows: Mapping[int, tuple[Tensor, Tensor]],
-    ) -> None:
-        self.owner = owner
-        self.position = position
-        self.cursors = cursors
-        self.rows = rows
-        self.lost_by: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows it copied."""
-        return sum(key.nbytes + value.nbytes for key, value in self.rows.values())

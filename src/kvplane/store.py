@@ -1,5 +1,6 @@
 """The store: sessions of one model's keys and values, under one plan and one limit."""
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -85,15 +86,21 @@ class KVStore:
         self.row_floor = row_floor
         self.attention = attention
         where = checked_device(device)
+        kept = checked_dtype(geometry.dtype if dtype is None else dtype)
+        geometry = dataclasses.replace(geometry, dtype=str(kept).removeprefix("torch."))
         self.memory_choice = choose(memory, where)
         self.plan = StorePlan(
             geometry=geometry,
-            dtype=checked_dtype(geometry.dtype if dtype is None else dtype),
+            dtype=kept,
             device=where,
             max_context=max_context,
             capacities={
                 group.id: capacity_of(
-                    group, max_context=max_context, slack=slack, row_floor=row_floor
+                    group,
+                    max_context=max_context,
+                    slack=slack,
+                    row_floor=row_floor,
+                    page_nbytes=self.memory_choice.backend.ring_page_nbytes,
                 )
                 for group in geometry.groups
             },
@@ -267,19 +274,21 @@ class KVStore:
 
     # what sessions and builders ask of the store
 
-    def new_arena(self) -> Arena:
-        """Memory for one more session: SessionClosed when the store is closed."""
+    def new_arena(self, parent: Session | None = None) -> Arena:
+        """Memory for one more session, or for a fork: SessionClosed when the store is closed."""
         if self.closed:
             raise SessionClosed(position=0)
-        return self.memory_choice.backend.arena()
+        return self.memory_choice.backend.arena() if parent is None else parent.arena.fork()
 
     def new_planes(self, arena: Arena, num_sequences: int) -> dict[int, Plane]:
         """A plane for every layer that owns rows."""
         planes = {}
         for group in self.geometry.groups:
             shape = self.plan.shape(group, num_sequences)
+            # only a ring of whole rows can be shown twice in a row
+            ring = group.sliding_window is not None and shape.layout is Layout.TOKEN_MAJOR
             for layer in group.layers:
-                span = arena.reserve(shape.nbytes, ring=group.sliding_window is not None)
+                span = arena.reserve(shape.nbytes, ring=ring)
                 planes[layer] = Plane(shape, span)
         return planes
 

@@ -1,6 +1,6 @@
 """Where planes live: one folder door, one file a backend."""
 
-from kvplane.memory.base import Arena, Backend, Span
+from kvplane.memory.base import Arena, Backend, Hold, Span
 from kvplane.memory.choose import Choice, choose
 
-__all__ = ["Arena", "Backend", "Choice", "Span", "choose"]
+__all__ = ["Arena", "Backend", "Choice", "Hold", "Span", "choose"]

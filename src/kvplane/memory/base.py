@@ -9,9 +9,12 @@ of bytes that are zero until somebody writes them. Everything above sees a flat 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+# a further owner of some of a span's pages, until it is collected; each backend has its own
+Hold = Any
 
 
 class Span(Protocol):
@@ -25,7 +28,7 @@ class Span(Protocol):
     def tensor(self) -> torch.Tensor:
         """Uint8, [nbytes], or [2 * nbytes] when unrolled; zero where nothing was written.
 
-        The memory lives until the last tensor over it is gone, also after `release`.
+        The addresses stay readable until the last tensor over them is gone, also after `close`.
         """
         ...
 
@@ -37,8 +40,20 @@ class Span(Protocol):
         """
         ...
 
+    def hold(self, ranges: Sequence[range]) -> Hold | None:
+        """One more owner of the pages behind byte ranges; None where pages cannot be shared."""
+        ...
+
+    def show(self, hold: Hold) -> None:
+        """Have the held pages here too, shared until one side writes: MemoryUnavailable."""
+        ...
+
     def discard(self) -> None:
-        """Give all pages back; the bytes are zero again."""
+        """Let go of every page; the bytes are zero again: MemoryUnavailable."""
+        ...
+
+    def counts(self) -> tuple[int, int] | None:
+        """Bytes of pages held, and of those with other owners; None where it cannot be told."""
         ...
 
 
@@ -53,24 +68,34 @@ class Arena(Protocol):
         """
         ...
 
-    def share(self, span: Span, ranges: Sequence[range]) -> Span | None:
-        """A span of this arena that shares pages with another arena's `span`.
+    def fork(self) -> "Arena":
+        """Memory for a session that may share pages with this one: MemoryUnavailable."""
+        ...
 
-        None where pages cannot be shared: the caller copies the rows.
-        """
+    def held(self) -> tuple[int, int] | None:
+        """Which memory this is, and the bytes of its pages; None where it cannot be told."""
         ...
 
     def release(self) -> None:
-        """Give everything back once no tensor uses it. Idempotent."""
+        """Give everything back. Idempotent."""
         ...
 
 
 class Backend(Protocol):
-    """A kind of memory."""
+    """A kind of memory.
+
+    Attributes:
+        page_nbytes: what is given and shared at a time.
+        ring_page_nbytes: rings are unrolled where they fill whole pages of this size; 1 where they
+            never are.
+        fork: what a fork does, for `describe()`.
+    """
 
     name: str
     page_nbytes: int
+    ring_page_nbytes: int
+    fork: str
 
     def arena(self) -> Arena:
-        """Memory for one more session."""
+        """Memory for one more session: MemoryUnavailable."""
         ...

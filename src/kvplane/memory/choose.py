@@ -1,16 +1,21 @@
 """Which memory backend a store uses, and why.
 
-One asked for by name works or fails loudly; an automatic choice falls back and says so in
+One asked for by name works or fails loudly; an automatic choice falls back, says so once, and in
 `describe()`.
 """
 
+import logging
 from typing import NamedTuple
 
 import torch
 
-from kvplane.errors import ArgumentError
+from kvplane.errors import ArgumentError, BackendUnavailable
+from kvplane.memory import mapped_cpu
 from kvplane.memory.base import Backend
 from kvplane.memory.heap import HeapBackend
+
+_LOG = logging.getLogger("kvplane")
+_SAID: set[str] = set()
 
 
 class Choice(NamedTuple):
@@ -29,6 +34,16 @@ def choose(memory: str, device: torch.device) -> Choice:
     """
     if memory == "heap":
         return Choice(HeapBackend(device), "asked for")
-    if memory == "auto":
-        return Choice(HeapBackend(device), "the only backend for this device")
-    raise ArgumentError(argument="memory", expected='"auto" or "heap"', got=memory)
+    if memory not in {"auto", "mapped"}:
+        expected = '"auto", "mapped" or "heap"'
+        raise ArgumentError(argument="memory", expected=expected, got=memory)
+    reason = mapped_cpu.unavailable(device)
+    if reason is None:
+        why = "asked for" if memory == "mapped" else "unrolls rings and shares pages"
+        return Choice(mapped_cpu.MappedBackend(), why)
+    if memory == "mapped":
+        raise BackendUnavailable(backend=memory, reason=reason)
+    if reason not in _SAID:
+        _SAID.add(reason)
+        _LOG.info("memory: heap, since mapped memory %s", reason)
+    return Choice(HeapBackend(device), f"mapped memory {reason}")

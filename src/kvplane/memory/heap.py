@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kvplane.errors import MemoryUnavailable
-from kvplane.memory.base import Span
+from kvplane.memory.base import Hold, Span
 
 
 class HeapSpan:
@@ -40,6 +40,18 @@ class HeapSpan:
     def back(self, ranges: Sequence[range]) -> None:
         """Nothing to do: pages come as they are touched, and never have a second owner."""
 
+    def hold(self, ranges: Sequence[range]) -> Hold | None:
+        """None: the heap shares no pages."""
+        del ranges
+        return None
+
+    def show(self, hold: Hold) -> None:
+        """Never called: there are no holds."""
+
+    def counts(self) -> tuple[int, int] | None:
+        """None: the system does not say which pages were touched."""
+        return None
+
     def discard(self) -> None:
         """Zero everything, and let the system have the pages."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -59,9 +71,12 @@ class HeapArena:
         del ring
         return HeapSpan(nbytes, self._device)
 
-    def share(self, span: Span, ranges: Sequence[range]) -> Span | None:
-        """None: the heap shares no pages."""
-        del span, ranges
+    def fork(self) -> "HeapArena":
+        """Memory for a fork: as for any session."""
+        return HeapArena(self._device)
+
+    def held(self) -> tuple[int, int] | None:
+        """None: the system does not say which pages were touched."""
         return None
 
     def release(self) -> None:
@@ -76,6 +91,8 @@ class HeapBackend:
     """
 
     name = "heap"
+    ring_page_nbytes = 1
+    fork = "copies every row"
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,0 +1,133 @@
+"""Address space of this process, by the system's own calls (Linux).
+
+`mmap` of the standard library cannot place a mapping at an address; two mappings of one page, or a
+page put under a tensor that exists, need that.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+import weakref
+
+import torch
+
+from kvplane.errors import MemoryUnavailable
+
+PAGE_NBYTES = mmap.PAGESIZE
+_PROT_NONE = 0
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE
+
+
+def available() -> str | None:
+    """None where these calls work; else why not."""
+    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
+        return "needs Linux with memfd_create"
+    if ctypes.sizeof(ctypes.c_void_p) < 8:  # noqa: PLR2004 - bytes of a 64-bit address
+        return "needs a 64-bit address space"
+    return None
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc
+
+
+_LIBC = _libc() if available() is None else None
+
+
+def _call() -> ctypes.CDLL:
+    if _LIBC is None:
+        raise MemoryUnavailable(f"mapped memory {available()}")
+    return _LIBC
+
+
+def failed(what: str, nbytes: int, code: int) -> MemoryUnavailable:
+    """The error of a call that failed, with the limit that usually stands behind it."""
+    hints = {
+        errno.ENOMEM: "no memory, or vm.max_map_count mappings are reached",
+        errno.ENOSPC: "the memory file system is full",
+        errno.EMFILE: "this process has too many descriptors (ulimit -n)",
+        errno.ENFILE: "the system has too many descriptors",
+    }
+    hint = hints.get(code, os.strerror(code))
+    return MemoryUnavailable(f"{what} of {nbytes} bytes failed: {hint} ({errno.errorcode[code]})")
+
+
+class AddressRange:
+    """Reserved addresses; they go back when the last tensor over them is gone.
+
+    Args:
+        nbytes: a multiple of the page.
+
+    Raises:
+        MemoryUnavailable: the address space cannot be had.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        address = _call().mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
+        if address in {None, _MAP_FAILED}:
+            raise failed("reserving address space", nbytes, ctypes.get_errno())
+        self.nbytes = nbytes
+        self._address = int(address)
+        # the array exports the memory; every tensor over it keeps it alive
+        array = (ctypes.c_uint8 * nbytes).from_address(self._address)
+        weakref.finalize(array, _unmap, self._address, nbytes).atexit = False
+        self.tensor = torch.frombuffer(memoryview(array), dtype=torch.uint8)
+
+    def map(self, first: int, nbytes: int, fd: int, offset: int) -> None:
+        """Show the file's bytes [offset, offset + nbytes) at [first, first + nbytes).
+
+        Raises:
+            MemoryUnavailable: the system refuses one more mapping. What was there stays.
+        """
+        address = _call().mmap(
+            self._address + first, nbytes, _READ_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, offset
+        )
+        if address in {None, _MAP_FAILED}:
+            raise failed("mapping", nbytes, ctypes.get_errno())
+
+    def detach(self) -> None:
+        """Put zero pages of this process under every address: tensors left over read zeros.
+
+        Whoever still holds one can then neither see nor change pages that others use.
+        """
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        _call().mmap(self._address, self.nbytes, _READ_WRITE, flags, -1, 0)
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    _call().munmap(address, nbytes)
+
+
+def allocate(fd: int, offset: int, nbytes: int) -> None:
+    """Give a range of a file its pages now, so that no store to it can fail: MemoryUnavailable."""
+    while _call().fallocate(fd, 0, offset, nbytes):
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise failed("taking pages", nbytes, code)
+
+
+def punch(fd: int, offset: int, nbytes: int) -> None:
+    """Take a range's pages back; its bytes are zero again."""
+    while _call().fallocate(fd, _PUNCH_HOLE, offset, nbytes):
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise failed("giving pages back", nbytes, code)
