@@ -60,6 +60,7 @@ class GroupStep:
         source: which of the tokens are live then.
         rows: the rows they take, in logical order.
         lost: positions that are still needed should the step not be kept, and overwritten by it.
+        oldest_visible: the oldest position that the step's first token sees, if it has any.
         waits: whether the chunk must wait until its queries have read the old window.
         stored: whether any row of the group may have changed.
     """
@@ -74,6 +75,7 @@ class GroupStep:
     lost: range = field(init=False)
     waits: bool = field(init=False)
     rows: list[range] = field(init=False)
+    oldest_visible: int = field(init=False)
     stored: bool = field(init=False, default=False)
     _saved: dict[int, list[Saved]] = field(init=False, default_factory=dict)
 
@@ -81,7 +83,7 @@ class GroupStep:
         first = self.before.next_position
         self.after = self.before.copy()
         self.source = self.after.append_batch(first, self.num_tokens)
-        needed = max(self.before.origin_logical, self.oldest_needed(first))
+        needed = self.oldest_visible = max(self.before.origin_logical, self.oldest_needed(first))
         self.lost = range(needed, max(needed, min(first, self.after.origin_logical)))
         self.waits = len(self.lost) > 0 or self.source.source_first > 0
         self.rows = self.after.rows_of(first + self.source.source_first, self.after.next_position)
@@ -97,10 +99,11 @@ class GroupStep:
             return self.first_position
         return max(self.first_position, position - (self.group.sliding_window - 1))
 
-    def window_runs(self) -> list[range]:
-        """Rows of the committed positions that the step's first token sees."""
-        first = max(self.before.origin_logical, self.oldest_needed(self.first))
-        return self.before.rows_of(first, self.first)
+    def visible(self, *, stored: bool) -> list[range]:
+        """Rows that the step's tokens see, in logical order, with their own when `stored`."""
+        if stored:
+            return self.after.rows_of(self.oldest_visible, self.after.next_position)
+        return self.before.rows_of(self.oldest_visible, self.first)
 
     @property
     def journal_rows(self) -> int:
@@ -174,5 +177,5 @@ class GroupStep:
 
 def joined(parts: Sequence[KeyValue]) -> KeyValue:
     """One fresh key and one fresh value tensor of several, along the rows."""
-    keys = torch.cat([key for key, _ in parts], dim=1)
-    return keys, torch.cat([value for _, value in parts], dim=1)
+    keys = torch.cat([key for key, _ in parts], dim=-3)
+    return keys, torch.cat([value for _, value in parts], dim=-3)

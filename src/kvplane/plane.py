@@ -73,7 +73,7 @@ class Plane:
         span: the bytes; unrolled ones show every row a second time, `capacity` rows further.
     """
 
-    __slots__ = ("key", "shape", "span", "unrolled", "value")
+    __slots__ = ("_only", "key", "shape", "span", "unrolled", "value")
 
     key: Tensor
     value: Tensor
@@ -83,6 +83,7 @@ class Plane:
         self.span = span
         self.unrolled = span.unrolled
         self.key, self.value = _rows(span.tensor(), shape, unrolled=span.unrolled)
+        self._only = (self.key[0], self.value[0])
 
     def runs(self, runs: Sequence[range]) -> Sequence[range]:
         """The same rows in as few runs as this memory shows them: one when it is unrolled."""
@@ -119,6 +120,14 @@ class Plane:
         """Views of the rows, `[batch, rows, kv_head, dim]`, one for each run this memory needs."""
         return [
             (self.key.narrow(1, run.start, len(run)), self.value.narrow(1, run.start, len(run)))
+            for run in self.runs(runs)
+        ]
+
+    def only_spans(self, runs: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
+        """The same without the batch axis, of a plane with one sequence."""
+        key, value = self._only
+        return [
+            (key.narrow(0, run.start, len(run)), value.narrow(0, run.start, len(run)))
             for run in self.runs(runs)
         ]
 

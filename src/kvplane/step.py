@@ -25,6 +25,7 @@ from kvplane.errors import (
     ViewExpired,
 )
 from kvplane.journal import GroupStep, KeyValue, joined
+from kvplane.plane import Plane
 from kvplane.snapshot import Capture
 from kvplane.tokens import Tokens, whole
 from kvplane.view import View
@@ -207,16 +208,18 @@ class Step:
             StepClosed: the step is not open.
         """
         with self._session.guard:
-            part, runs, chunk, first = self._readable(layer)
-            plane = self._session.planes[self._session.geometry.owner(layer)]
-            spans = plane.spans(runs)
+            part, plane, chunk = self._readable(layer)
+            runs = part.visible(stored=chunk is None)
+            if self._session.batch is None:
+                spans = plane.only_spans(runs)
+                chunk = None if chunk is None else (chunk[0][0], chunk[1][0])
+            else:
+                spans = plane.spans(runs)
             if chunk is not None:
                 # a wrapped window is two spans: with the chunk's they would be three
                 spans = [joined(spans)] if len(spans) > 1 else spans
                 spans.append(chunk)
-            if self._session.batch is None:
-                spans = [(key[0], value[0]) for key, value in spans]
-            return View(first, part.first + part.num_tokens, tuple(spans))
+            return View(part.oldest_visible, self.stop, tuple(spans))
 
     def attend(
         self,
@@ -255,14 +258,13 @@ class Step:
             rows = plan.query(layer, query, batch=session.batch, count=count)
             if key is not None and value is not None:
                 self._write(layer, key, value)
-            part, runs, chunk, first = self._readable(layer)
-            owner = session.geometry.owner(layer)
+            part, plane, chunk = self._readable(layer)
             out = plan.attend(
-                session.planes[owner],
-                runs,
+                plane,
+                plane.runs(part.visible(stored=chunk is None)),
                 rows,
                 *(chunk or (None, None)),
-                first_key=first,
+                first_key=part.oldest_visible,
                 first_query=part.first,
                 window=session.geometry.layers[layer].sliding_window,
                 scale=part.group.head_dim**-0.5 if scale is None else scale,
@@ -271,20 +273,18 @@ class Step:
             )
             return out if session.batch is not None else out[0]
 
-    def _readable(self, layer: int) -> tuple[GroupStep, Sequence[range], KeyValue | None, int]:
-        """A layer's group, the rows to read, the chunk that is not in them yet, and where."""
+    def _readable(self, layer: int) -> tuple[GroupStep, Plane, KeyValue | None]:
+        """A layer's group, the plane it reads, and the chunk that is not stored there yet."""
         if self._state != "open":
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
         owner = self._session.geometry.owner(layer)
         if owner not in self._written:
             raise StepIncomplete(layers=[owner], aborted=False)
         part = self._groups[self._session.plan.group_ids[owner]]
-        first = max(part.before.origin_logical, part.oldest_needed(part.first))
-        if owner in self._waiting:
-            return part, part.before.rows_of(first, part.first), self._waiting[owner], first
-        if part.waits:
+        chunk = self._waiting.get(owner)
+        if chunk is None and part.waits:
             raise ViewExpired(layer=owner)
-        return part, part.after.rows_of(first, part.after.next_position), None, first
+        return part, self._session.planes[owner], chunk
 
     def commit(self, accepted: int | None = None) -> None:
         """Keep the step's first `accepted` tokens, or all.
