@@ -78,6 +78,7 @@ class GroupStep:
     oldest_visible: int = field(init=False)
     stored: bool = field(init=False, default=False)
     _saved: dict[int, list[Saved]] = field(init=False, default_factory=dict)
+    _visible: dict[bool, list[range]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         first = self.before.next_position
@@ -101,9 +102,12 @@ class GroupStep:
 
     def visible(self, *, stored: bool) -> list[range]:
         """Rows that the step's tokens see, in logical order, with their own when `stored`."""
-        if stored:
-            return self.after.rows_of(self.oldest_visible, self.after.next_position)
-        return self.before.rows_of(self.oldest_visible, self.first)
+        runs = self._visible.get(stored)
+        if runs is None:
+            cursor = self.after if stored else self.before
+            runs = cursor.rows_of(self.oldest_visible, cursor.next_position)
+            self._visible[stored] = runs
+        return runs
 
     @property
     def journal_rows(self) -> int:

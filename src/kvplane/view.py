@@ -11,8 +11,9 @@ class View(NamedTuple):
     """Keys and values of positions [first, stop) in logical order.
 
     Each span is `[rows, kv_heads, dim]`, with a batch axis in front when the session has one; there
-    is one, or two where the rows do not lie in one piece. The content is promised until the next `write` or the end of the step; later it is undefined,
-    and never unmapped while a tensor over it lives.
+    is one, or two where the rows do not lie in one piece. The content is promised until the next
+    `write` or the end of the step; later it is undefined, and never unmapped while a tensor over
+    it lives.
     """
 
     first: int

@@ -23,21 +23,26 @@ Data: TypeAlias = bytes | bytearray | memoryview
 # 255 bytes is what one part may have on the file systems in use
 _PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,254}", re.ASCII)
 LIMIT_NAME = 1024
+LIMIT_PARTS = 16
 
 
-def is_part(part: str) -> bool:
-    """Whether a name may have this between two separators."""
-    return _PART.fullmatch(part) is not None
+def is_name(name: str) -> bool:
+    """Whether it is safe to make a path or key of it."""
+    parts = name.split("/")
+    return (
+        len(name) <= LIMIT_NAME
+        and len(parts) <= LIMIT_PARTS
+        and all(_PART.fullmatch(part) for part in parts)
+    )
 
 
 def check_name(name: str) -> str:
     """The name itself, once it is safe to make a path or key of it.
 
     Raises:
-        StorageError: it is empty, absolute, leaves the root or holds other characters.
+        StorageError: it is empty, absolute, too long, leaves the root or holds other characters.
     """
-    parts = name.split("/")
-    if len(name) > LIMIT_NAME or not all(map(is_part, parts)):
+    if not is_name(name):
         shown = ascii(name if len(name) <= LIMIT_NAME else name[:LIMIT_NAME] + "...")
         raise StorageError(
             path=shown,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvplane.errors import KVPlaneError, StorageError, StorageMissing
-from kvplane.storage.base import LIMIT_NAME, is_part
+from kvplane.storage.base import is_name
 from kvplane.storage.system import System
 
 
@@ -96,11 +96,16 @@ class Folders:
             folder = inner
         return folder
 
+    def close(self, file: int) -> None:
+        """Give back what was only read: an error can no longer mean anything."""
+        with suppress(OSError):
+            self._system.close(file)
+
     def names(self, folder: int, path: str) -> Iterator[str]:
         """Every name below an open folder, in no order."""
         for part, is_folder in self._system.entries(folder):
             name = f"{path}/{part}" if path else part
-            if not is_part(part) or len(name) > LIMIT_NAME:
+            if not is_name(name):
                 continue
             if not is_folder:
                 yield name
@@ -130,7 +135,7 @@ class Folders:
             self._system.sync(folder)
 
     def _keep(self, files: ExitStack, file: int) -> int:
-        files.callback(self._system.close, file)
+        files.callback(self.close, file)
         return file
 
 

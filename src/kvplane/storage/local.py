@@ -124,7 +124,7 @@ class LocalStorage:
         path = f"locks/{check_lock_name(name)}"
         with self._made_folder_of(path) as (folder, part), ExitStack() as files:
             file = self._system.open_lock(folder, part, self._file_mode)
-            files.callback(self._system.close, file)
+            files.callback(self._folders.close, file)
             self._check_plain(path, self._system.stat_open(file))
             try:
                 self._system.lock(file)
@@ -169,7 +169,7 @@ class LocalStorage:
                 self._check_plain(name, found)
                 yield file, found.st_size
             finally:
-                self._system.close(file)
+                self._folders.close(file)
 
     @contextmanager
     def _temporary(self, data: memoryview) -> Iterator[tuple[int, str]]:

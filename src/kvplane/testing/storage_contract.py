@@ -64,6 +64,7 @@ HOSTILE_NAMES = (
     "sessions/a*",
     "sessions/" + "a" * 256,
     "/".join(["a" * 200] * 6),
+    "/".join(["a"] * 17),
 )
 BY_NAME: dict[str, Callable[[Storage, str], object]] = {
     "read": lambda storage, name: storage.read(name, limit=100),
