@@ -7,6 +7,7 @@ a session of them in one step, and an abandoned builder leaves no trace.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
@@ -246,6 +247,34 @@ def forked(store: "KVStore", session: Session) -> Session:
                 first = live.start
                 for key, value in source.spans(runs):
                     builder.write(layer, first, key, value)
+                    first += key.shape[1]
+    except BaseException:
+        builder.abandon()
+        raise
+    return builder.finish()
+
+
+def selected(store: "KVStore", session: Session, sequences: list[int]) -> Session:
+    """A batch session of some of another's sequences, in that order, each as often as named."""
+    count = session.position - session.first_position
+    ids = session.ids
+    places = torch.tensor(sequences, device=store.plan.device)
+    builder = SessionBuilder(
+        store,
+        {name: cursor.copy() for name, cursor in session.cursors.items()},
+        batch=len(sequences),
+        first_position=session.first_position,
+        tokens=None if ids is None else [ids[place][:count] for place in sequences],
+        ledger=session.ledger.copy(),
+    )
+    try:
+        for group in store.geometry.groups:
+            runs = session.live_runs(group)
+            for layer in group.layers:
+                first = session.cursors[group.id].origin_logical
+                for key, value in session.planes[layer].spans(runs):
+                    rows = key.index_select(0, places), value.index_select(0, places)
+                    builder.write(layer, first, *rows)
                     first += key.shape[1]
     except BaseException:
         builder.abandon()

@@ -71,6 +71,7 @@ class MemoryReport:
     Args:
         sessions: for each open session, by layer group id.
         checkpoints: of rows that live checkpoints copied.
+        recorded: of overwritten rows that recording sessions keep.
         captures: of rows kept at cuts until packs take them.
         pages_held: of all pages, each counted once, whoever shares it.
         page_nbytes: the memory's page.
@@ -79,6 +80,7 @@ class MemoryReport:
 
     sessions: tuple[dict[str, Held], ...]
     checkpoints: int
+    recorded: int
     captures: int
     pages_held: int
     page_nbytes: int
@@ -145,6 +147,7 @@ def report(store: "KVStore") -> MemoryReport:
     return MemoryReport(
         sessions=held,
         checkpoints=sum(kept.nbytes for session in sessions for kept in session.checkpoints),
+        recorded=sum(s.undo.nbytes for s in sessions if s.undo is not None),
         captures=sum(
             key.nbytes + value.nbytes
             for session in sessions

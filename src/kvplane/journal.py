@@ -54,12 +54,15 @@ class GroupStep:
         first_position: where the session began: nothing older is ever needed.
         num_tokens: tokens of the step.
         keep_unstored: also keep what a chunk longer than the ring never stores (speculative).
+        keep_all: keep every row that is overwritten, for rewinds over several steps (recording).
 
     Attributes:
         after: the cursor when all tokens are kept.
         source: which of the tokens are live then.
         rows: the rows they take, in logical order.
         lost: positions that are still needed should the step not be kept, and overwritten by it.
+        journalled: positions whose rows are copied aside before they are overwritten: `lost`, or
+            everything that goes when the session records.
         oldest_visible: the oldest position that the step's first token sees, if it has any.
         waits: whether the chunk must wait until its queries have read the old window.
         stored: whether any row of the group may have changed.
@@ -70,9 +73,11 @@ class GroupStep:
     first_position: int
     num_tokens: int
     keep_unstored: bool
+    keep_all: bool = False
     after: RingCursor = field(init=False)
     source: Source = field(init=False)
     lost: range = field(init=False)
+    journalled: range = field(init=False)
     waits: bool = field(init=False)
     rows: list[range] = field(init=False)
     oldest_visible: int = field(init=False)
@@ -86,6 +91,11 @@ class GroupStep:
         self.source = self.after.append_batch(first, self.num_tokens)
         needed = self.oldest_visible = max(self.before.origin_logical, self.oldest_needed(first))
         self.lost = range(needed, max(needed, min(first, self.after.origin_logical)))
+        self.journalled = self.lost
+        if self.keep_all:
+            gone = min(first, self.after.origin_logical)
+            self.journalled = range(self.before.origin_logical, gone)
+            self.keep_unstored = True
         self.waits = len(self.lost) > 0 or self.source.source_first > 0
         self.rows = self.after.rows_of(first + self.source.source_first, self.after.next_position)
 
@@ -112,16 +122,16 @@ class GroupStep:
     @property
     def journal_rows(self) -> int:
         """Rows a layer keeps beside its plane while the step is open."""
-        return len(self.lost) + (self.source.source_first if self.keep_unstored else 0)
+        return len(self.journalled) + (self.source.source_first if self.keep_unstored else 0)
 
     def flush(self, layer: int, plane: Plane, key: Tensor, value: Tensor) -> None:
         """Write a layer's rounded rows, `[batch, tokens, kv_head, dim]`, into its plane."""
         if self.journal_rows:
             # committed to the journal before any row changes: an interrupted store can be undone
             saved = []
-            if self.lost:
-                runs = self.before.rows_of(self.lost.start, self.lost.stop)
-                saved.append(Saved(self.lost.start, *plane.copy_of(runs)))
+            if self.journalled:
+                runs = self.before.rows_of(self.journalled.start, self.journalled.stop)
+                saved.append(Saved(self.journalled.start, *plane.copy_of(runs)))
             if self.keep_unstored and self.source.source_first:
                 unstored = self.source.source_first
                 saved.append(
@@ -146,7 +156,8 @@ class GroupStep:
         if not self.stored:
             return cursor
         # old rows are held from where the journal begins, or else from where the ring does
-        oldest = self.lost.start if self.lost else min(self.after.origin_logical, self.first)
+        held = self.journalled
+        oldest = held.start if held else min(self.after.origin_logical, self.first)
         cursor.keep(oldest, self.first)
         if accepted:
             cursor.append_batch(self.first, accepted)
@@ -159,6 +170,15 @@ class GroupStep:
             stop = min(saved.stop, settled.next_position)
             if first < stop:
                 plane.store(settled.rows_of(first, stop), *saved.slice(first, stop))
+
+    def outlived(self, layer: int, settled: RingCursor) -> list[Saved]:
+        """The saved rows that `settled` no longer holds, oldest first."""
+        kept = []
+        for saved in self._saved.get(layer, ()):
+            stop = min(saved.stop, settled.origin_logical)
+            if saved.first < stop:
+                kept.append(Saved(saved.first, *saved.slice(saved.first, stop)))
+        return kept
 
     def captured(self, cut: int, plane: Plane, key: Tensor, value: Tensor) -> KeyValue:
         """Copies of the rows [max(first_position, cut - (W-1)), cut), before the chunk is stored.

@@ -125,6 +125,10 @@ class RingCursor:
             )
         return self._row(position)
 
+    def row_at(self, position: int) -> int:
+        """The row of any position, live or not: where it lay, or will lie."""
+        return self._row(position)
+
     def rows_of(self, first: int, stop: int) -> list[range]:
         """The rows of positions [first, stop), in logical order: one run, two across the seam.
 

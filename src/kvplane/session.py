@@ -23,7 +23,6 @@ from kvplane.errors import (
     SessionClosed,
     SessionReadOnly,
     StepOpen,
-    WindowLost,
 )
 from kvplane.geometry import LayerGroup, ModelGeometry
 from kvplane.guard import Guard
@@ -31,10 +30,12 @@ from kvplane.ledger import Ledger
 from kvplane.plan import StorePlan
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
+from kvplane.rows import checked_sequences, detached, reorder, rewound
 from kvplane.snapshot import Capture, Snapshot
 from kvplane.step import Step
 from kvplane.tokens import as_tokens, checked_position
 from kvplane.touched import Touched
+from kvplane.undo import Undo
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +78,7 @@ class Session:
         self.marks: set[int] = set()
         self.guard = Guard()
         self.open_step: Step | None = None
+        self.undo: Undo | None = None
         self.read_only = False
         self.closed = False
         self.touched = {name: Touched() for name in cursors}
@@ -178,19 +180,29 @@ class Session:
                 raise PositionError(message, position=position)
             if position == self.position:
                 return
-            cursors = {}
-            for group in self.groups:
-                cursor = self.cursors[group.id].copy()
-                if group.sliding_window is None:
-                    needed = self.first_position
-                else:
-                    needed = max(self.first_position, position - (group.sliding_window - 1))
-                if needed < position and cursor.origin_logical > needed:
-                    stop = min(position, cursor.origin_logical)
-                    raise WindowLost(position=position, group=group.id, first=needed, stop=stop)
-                cursor.keep(min(cursor.origin_logical, position), position)
-                cursors[group.id] = cursor
+            cursors = {group.id: rewound(self, group, position) for group in self.groups}
+            if self.undo is not None:
+                for group in self.groups:
+                    for layer in group.layers:
+                        self.undo.put_back(layer, self.planes[layer], cursors[group.id])
             self._cut(position, cursors)
+
+    def record(self, *, on: bool = True) -> None:
+        """Keep, or stop keeping, the rows that steps overwrite.
+
+        While they are kept, at most `window - 1` a sliding layer, a rewind of up to `window - 1`
+        tokens loses nothing. They are scratch: `KVStore.memory()` counts them.
+        """
+        with self.guard:
+            self.check_writable("recording")
+            self.check_idle()
+            self.undo = Undo() if on else None
+
+    def forget_recorded(self) -> None:
+        """Let go of what was recorded so far; recording goes on."""
+        with self.guard:
+            if self.undo is not None:
+                self.undo.clear()
 
     def _cut(self, position: int, cursors: Mapping[str, RingCursor]) -> None:
         """Make `position` the next one; the cursors hold what is left."""
@@ -239,6 +251,8 @@ class Session:
             if checkpoint.ids is not None:
                 self.ids = [list(sequence) for sequence in checkpoint.ids]
             self.ledger = checkpoint.ledger.copy()
+            if self.undo is not None:
+                self.undo.clear()
             if more:
                 self.cursors = cursors
             else:
@@ -260,25 +274,7 @@ class Session:
         with self.guard:
             self.check_open()
             self.check_idle()
-            rows = {}
-            for group in self.groups:
-                runs = self.live_runs(group)
-                for layer in group.layers:
-                    key, value = self.planes[layer].copy_of(runs)
-                    rows[layer] = (key.to(device), value.to(device))
-            count = self.position - self.first_position
-            return Snapshot(
-                geometry=self.geometry,
-                dtype=self.plan.dtype,
-                position=self.position,
-                first_position=self.first_position,
-                batch=self.batch,
-                tokens=None if self.ids is None else tuple(tuple(i[:count]) for i in self.ids),
-                cursors={name: cursor.as_tuple() for name, cursor in self.cursors.items()},
-                rows=rows,
-                numerics=tuple(self.ledger.numerics),
-                canonical=self.ledger.canonical,
-            )
+            return detached(self, device)
 
     def spans(self, layer: int, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
         """Views of live rows [first, stop) in logical order, token-major; no copy.
@@ -296,6 +292,17 @@ class Session:
                 return [(key[0], value[0]) for key, value in spans]
             return spans
 
+    def reorder(self, sequences: Sequence[int]) -> None:
+        """Give each place of the batch the rows of another: `sequences[i]` is copied to i.
+
+        Raises:
+            ArgumentError: the session has no batch axis, or these are not as many of its sequences.
+        """
+        with self.guard:
+            self.check_writable("a reorder")
+            self.check_idle()
+            reorder(self, checked_sequences(self, sequences, num_sequences=self.num_sequences))
+
     def reset(self) -> None:
         """Empty, at the first position, with row 0 of every ring next."""
         with self.guard:
@@ -312,6 +319,8 @@ class Session:
             self._cut(self.first_position, cursors)
             for checkpoint in list(self.checkpoints):
                 checkpoint.lost_by = self.first_position
+            if self.undo is not None:
+                self.undo.clear()
             for plane in self.planes.values():
                 plane.span.discard()
             self.touched = {name: Touched() for name in cursors}

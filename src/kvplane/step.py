@@ -112,6 +112,7 @@ class Step:
                 first_position=session.first_position,
                 num_tokens=count,
                 keep_unstored=self._speculative,
+                keep_all=session.undo is not None,
             )
             for group in session.groups
         }
@@ -349,6 +350,9 @@ class Step:
             if accepted < part.num_tokens:
                 for layer in part.group.layers:
                     part.put_back(layer, session.planes[layer], settled)
+            if session.undo is not None:
+                for layer in part.group.layers:
+                    session.undo.add(layer, part.outlived(layer, settled), part.group)
             cursors[name] = settled
         # the one moment at which the session moves on
         session.cursors = cursors

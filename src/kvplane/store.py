@@ -12,7 +12,7 @@ import torch
 from kvplane._version import __version__
 from kvplane.account import Account
 from kvplane.batch import BatchStep
-from kvplane.builder import SessionBuilder, adapted, forked, restored
+from kvplane.builder import SessionBuilder, adapted, forked, restored, selected
 from kvplane.describe import Description, MemoryReport, describe, report
 from kvplane.errors import ArgumentError, SessionClosed
 from kvplane.footprint import capacity_of
@@ -28,6 +28,7 @@ from kvplane.plan import (
     checked_layouts,
 )
 from kvplane.plane import Layout, Plane
+from kvplane.rows import checked_sequences
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
 
@@ -240,6 +241,18 @@ class KVStore:
     def fork_of(self, session: Session) -> Session:
         """A second session with the same rows; `Session.fork` is the public door."""
         return forked(self, session)
+
+    def select(self, session: Session, sequences: Sequence[int]) -> Session:
+        """A batch session of some of a session's sequences, each as often as it is named.
+
+        Raises:
+            ArgumentError: one that it does not have.
+            StepOpen, SessionClosed: as in `Session.fork`.
+        """
+        with session.guard:
+            session.check_open()
+            session.check_idle()
+            return selected(self, session, checked_sequences(session, sequences))
 
     def batch(
         self, sessions: Sequence[Session], num_tokens: Sequence[int] | None = None

@@ -1,0 +1,96 @@
+"""What is done to a session's rows as a whole: rewinding, reordering, copying out."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvplane.errors import ArgumentError, WindowLost
+from kvplane.geometry import LayerGroup
+from kvplane.ring import RingCursor
+from kvplane.snapshot import Snapshot
+from kvplane.tokens import whole
+
+if TYPE_CHECKING:
+    from kvplane.session import Session
+
+
+def rewound(session: "Session", group: LayerGroup, position: int) -> RingCursor:
+    """A group's cursor at an earlier position.
+
+    Raises:
+        WindowLost: the rows that the next query there needs are neither live nor recorded.
+    """
+    cursor = session.cursors[group.id].copy()
+    if group.sliding_window is None:
+        cursor.keep(cursor.origin_logical, position)
+        return cursor
+    needed = max(session.first_position, position - (group.sliding_window - 1))
+    oldest = cursor.origin_logical
+    if session.undo is not None:
+        oldest = max(session.undo.oldest(layer, oldest) for layer in group.layers)
+    if needed < position and oldest > needed:
+        stop = min(position, oldest)
+        raise WindowLost(position=position, group=group.id, first=needed, stop=stop)
+    held = min(cursor.origin_logical, position)
+    cursor.keep(held, position)
+    if needed < held:
+        # the rows from `needed` on are about to be put back
+        row, limit = cursor.row_at(needed), cursor.max_context
+        cursor = RingCursor(cursor.capacity, position - needed, needed, row, max_context=limit)
+    return cursor
+
+
+def checked_sequences(
+    session: "Session", sequences: Sequence[int], *, num_sequences: int | None = None
+) -> list[int]:
+    """Places of a session's batch, checked: ArgumentError."""
+    places = [whole(place) for place in sequences]
+    batch = session.num_sequences
+    wanted = f"sequences within [0, {batch})"
+    if num_sequences is not None:
+        wanted = f"{num_sequences} {wanted}"
+    good = [place for place in places if place is not None and 0 <= place < batch]
+    if not good or len(good) < len(places) or (num_sequences or len(good)) != len(good):
+        raise ArgumentError(argument="sequences", expected=wanted, got=list(sequences))
+    return good
+
+
+def reorder(session: "Session", sequences: list[int]) -> None:
+    """Copy the live rows of `sequences[i]` to place i, in every plane."""
+    places = torch.tensor(sequences, device=session.plan.device)
+    for group in session.groups:
+        runs = session.live_runs(group)
+        session.back(group, runs)
+        for layer in group.layers:
+            for key, value in session.planes[layer].spans(runs):
+                key.copy_(key.index_select(0, places))
+                value.copy_(value.index_select(0, places))
+    if session.ids is not None:
+        session.ids = [list(session.ids[place]) for place in sequences]
+    if session.undo is not None:
+        session.undo.clear()
+
+
+def detached(session: "Session", device: torch.device | str) -> Snapshot:
+    """A snapshot of the session as it is."""
+    rows = {}
+    for group in session.groups:
+        runs = session.live_runs(group)
+        for layer in group.layers:
+            key, value = session.planes[layer].copy_of(runs)
+            rows[layer] = (key.to(device), value.to(device))
+    count = session.position - session.first_position
+    ids = session.ids
+    return Snapshot(
+        geometry=session.geometry,
+        dtype=session.plan.dtype,
+        position=session.position,
+        first_position=session.first_position,
+        batch=session.batch,
+        tokens=None if ids is None else tuple(tuple(sequence[:count]) for sequence in ids),
+        cursors={name: cursor.as_tuple() for name, cursor in session.cursors.items()},
+        rows=rows,
+        numerics=tuple(session.ledger.numerics),
+        canonical=session.ledger.canonical,
+    )
