@@ -51,7 +51,7 @@ class Step:
         self._captures: dict[int, dict[int, KeyValue]] = {}
         self._groups: dict[str, GroupStep] = {}
         self._waiting: dict[int, KeyValue] = {}
-        self._written: set[int] = set()
+        self.written: set[int] = set()
         self._charged = 0
         self._state = "not entered"
         self.first = session.position
@@ -159,7 +159,7 @@ class Step:
         session = self._session
         if self._state != "open":
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
-        if layer in self._written or layer not in session.planes:
+        if layer in self.written or layer not in session.planes:
             self._refuse_layer(layer)
         plane = session.planes[layer]
         plan, count = session.plan, self._tokens.num_tokens
@@ -175,7 +175,7 @@ class Step:
             self._waiting[layer] = (key.clone(), value.clone())
         else:
             part.flush(layer, plane, key, value)
-        self._written.add(layer)
+        self.written.add(layer)
 
     def _refuse_layer(self, layer: int) -> None:
         geometry = self._session.geometry
@@ -187,7 +187,7 @@ class Step:
                 expected=f"none: the layer shares the rows of layer {owner}",
                 got="a tensor",
             )
-        if layer in self._written:
+        if layer in self.written:
             raise LayerRepeated(layer=layer)
         raise ArgumentError(argument="layer", expected="a layer with rows of its own", got=layer)
 
@@ -279,7 +279,7 @@ class Step:
         if self._state != "open":
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
         owner = self._session.geometry.owner(layer)
-        if owner not in self._written:
+        if owner not in self.written:
             raise StepIncomplete(layers=[owner], aborted=False)
         part = self._groups[self._session.plan.group_ids[owner]]
         chunk = self._waiting.get(owner)
@@ -303,7 +303,7 @@ class Step:
             if self._state != "open":
                 raise StepClosed(first=self.first, stop=self.stop, state=self._state)
             accepted = self._accepted(accepted)
-            missing = sorted(self._session.planes.keys() - self._written)
+            missing = sorted(self._session.planes.keys() - self.written)
             if missing:
                 self._abort()
                 raise StepIncomplete(layers=missing, aborted=True)

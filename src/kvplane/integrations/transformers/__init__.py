@@ -1,0 +1,5 @@
+"""A transformers cache on the store."""
+
+from kvplane.integrations.transformers.cache import HybridCache
+
+__all__ = ["HybridCache"]
