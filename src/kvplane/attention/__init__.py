@@ -1,0 +1,1 @@
+"""Attention over planes: one file an order of summation."""
