@@ -1,4 +1,4 @@
-"""Timing, memory and reports that all benches share: medians of alternating rounds in one process."""
+"""Timing, memory and reports that all benches share: medians of alternating rounds."""
 
 import gc
 import json
@@ -110,7 +110,5 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def micros(timing: Timing) -> str:
     """A timing in microseconds with its spread."""
     if timing.median >= 1e-3:
-        return (
-            f"{timing.median * 1e3:.2f} ms ({timing.least * 1e3:.2f} to {timing.most * 1e3:.2f})"
-        )
+        return f"{timing.median * 1e3:.2f} ms ({timing.least * 1e3:.2f} to {timing.most * 1e3:.2f})"
     return f"{timing.median * 1e6:.1f} µs ({timing.least * 1e6:.1f} to {timing.most * 1e6:.1f})"

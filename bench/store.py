@@ -171,7 +171,7 @@ def snapshots():
     timings = paired(
         {
             "memcpy into touched memory": lambda: target.copy_(source),
-            "copy into fresh memory": lambda: source.clone(),
+            "copy into fresh memory": source.clone,
             "snapshot": lambda: session.snapshot().nbytes,
             "restore": restore,
         },

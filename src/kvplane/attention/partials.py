@@ -1,7 +1,7 @@
 """Softmax attention in pieces: partial results of fixed shape, combined one after another.
 
     m   the largest score so far, for each query
-    l   the sum of exp(score - m)
+    z   the sum of exp(score - m)
     o   the sum of exp(score - m) * value
 
 Every matrix product has a shape that depends on the model alone. A library picks its kernel, and so
@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 class Partial(NamedTuple):
-    """Sums over some keys: m and l are [kv_heads, queries, 1], o is [kv_heads, queries, dim]."""
+    """Sums over some keys: m and z are [kv_heads, queries, 1], o is [kv_heads, queries, dim]."""
 
     m: Tensor
-    l: Tensor
+    z: Tensor
     o: Tensor
 
 
@@ -56,7 +56,7 @@ def combine(first: Partial | None, second: Partial) -> Partial:
     m = torch.maximum(first.m, second.m)
     floor = m.clamp(min=torch.finfo(m.dtype).min)
     a, b = torch.exp(first.m - floor), torch.exp(second.m - floor)
-    return Partial(m, first.l * a + second.l * b, first.o * a + second.o * b)
+    return Partial(m, first.z * a + second.z * b, first.o * a + second.o * b)
 
 
 def finish(sums: Partial, sinks: Tensor | None) -> Tensor:
@@ -67,10 +67,10 @@ def finish(sums: Partial, sinks: Tensor | None) -> Tensor:
         sinks: [kv_heads, queries, 1], a logit that joins the softmax and reads no value.
     """
     if sinks is None:
-        return sums.o / sums.l
+        return sums.o / sums.z
     m = torch.maximum(sums.m, sinks)
     share = torch.exp(sums.m - m)
-    return sums.o * share / (sums.l * share + torch.exp(sinks - m))
+    return sums.o * share / (sums.z * share + torch.exp(sinks - m))
 
 
 def by_head(query: Tensor, num_kv_heads: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Rows in buffer order, as the chapter's engine scans them (its section 15.6).
 
-The same rows at another rotation are summed in another order, so that bits are equal at one rotation
-only: it is why a restore keeps the rotation. A step's own chunk comes after the rows.
+The same rows at another rotation are summed in another order, so that bits are equal at one
+rotation only: it is why a restore keeps the rotation. A step's own chunk comes after the rows.
 """
 
 from collections.abc import Sequence

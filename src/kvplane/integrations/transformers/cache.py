@@ -18,7 +18,7 @@ before the call.
 """
 
 import copy
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -33,8 +33,10 @@ from kvplane.errors import ArgumentError, CacheDiscontinuity, GeometryError
 from kvplane.geometry import FULL, SLIDING, ModelGeometry
 from kvplane.integrations.transformers.layer import StoreLayer
 from kvplane.session import Session
-from kvplane.step import Step
 from kvplane.store import KVStore
+
+if TYPE_CHECKING:
+    from kvplane.step import Step
 
 DEFAULT_CONTEXT = 131_072
 
@@ -53,7 +55,7 @@ class HybridCache(Cache):
         limit: bytes of all sessions forked from this cache together.
 
     Raises:
-        GeometryError: a kind of layer that the store does not hold and transformers does not either.
+        GeometryError: a kind of layer that neither the store nor transformers holds.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class HybridCache(Cache):
         config = getattr(config, "config", config)
         text = config.get_text_config(decoder=True)
         self._config = text
-        self._options = {"memory": memory, "slack": slack, "limit": limit}
+        self._memory = memory
+        self._slack = slack
+        self._limit = limit
         context = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
         self._max_context = int(context if max_context is None else max_context)
         self._session: Session | None = None
@@ -120,14 +124,11 @@ class HybridCache(Cache):
     def write(
         self, layer: int, key: Tensor, value: Tensor, facts: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Rows in, `[batch, kv_heads, tokens, dim]`; what the queries see out, in the same shape."""
+        """Rows in, `[batch, kv_heads, tokens, dim]`; what the queries see out, likewise."""
         if self._step is not None and (self._is_written() or layer in self._step.written):
             self.settle()
-        if self._session is None:
-            self._open(key)
-        if self._step is None:
-            self._begin(key.shape[2], facts.get("position_ids"))
-        step, session = self._step, self._session
+        session = self._session or self._open(key)
+        step = self._step or self._begin(session, key.shape[2], facts.get("position_ids"))
         if session.batch is None:
             step.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
             keys, values = step.view(layer).gather()
@@ -138,9 +139,9 @@ class HybridCache(Cache):
 
     def rows(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """A layer's committed live rows in logical order, `[batch, kv_heads, rows, dim]`."""
-        if self._session is None:
-            return None, None
         session = self.session
+        if session is None:
+            return None, None
         live = session.live(layer)
         spans = session.spans(layer, live.start, live.stop)
         if not spans:
@@ -153,23 +154,31 @@ class HybridCache(Cache):
     def _is_written(self) -> bool:
         return self._step is not None and len(self._step.written) == len(self._owned)
 
-    def _open(self, key: Tensor) -> None:
+    def _open(self, key: Tensor) -> Session:
         dtype = str(key.dtype).removeprefix("torch.")
         geometry = ModelGeometry.from_config(self._config, dtype=dtype)
-        store = KVStore(geometry, max_context=self._max_context, device=key.device, **self._options)
+        store = KVStore(
+            geometry,
+            max_context=self._max_context,
+            device=key.device,
+            memory=self._memory,
+            slack=self._slack,
+            limit=self._limit,
+        )
         store.numerics.update(numerics_of_view())
-        self._session = store.open(batch=None if key.shape[0] == 1 else key.shape[0])
-        self._session.record(on=self._recording)
+        session = self._session = store.open(batch=None if key.shape[0] == 1 else key.shape[0])
+        session.record(on=self._recording)
+        return session
 
-    def _begin(self, num_tokens: int, position_ids: Tensor | None) -> None:
-        session = self._session
-        if position_ids is not None and position_ids.ndim == 2 and session.batch is None:
+    def _begin(self, session: Session, num_tokens: int, position_ids: Tensor | None) -> "Step":
+        # with a batch, left padding shifts positions; with three axes they are M-RoPE's
+        if position_ids is not None and position_ids.shape[:-1] == (1,) and session.batch is None:
             first = int(position_ids[0, 0])
             if first != session.position and position_ids.shape[1] == num_tokens:
                 raise CacheDiscontinuity(expected=session.position, got=first)
         step = session.step(num_tokens, speculative=self._recording)
-        step.__enter__()
-        self._step = step
+        self._step = step.__enter__()
+        return step
 
     def settle(self) -> None:
         """Commit a step whose layers are all written; take back one that died between layers."""
@@ -281,7 +290,13 @@ class HybridCache(Cache):
         return twin
 
     def _like(self) -> Self:
-        return type(self)(self._config, max_context=self._max_context, **self._options)
+        return type(self)(
+            self._config,
+            max_context=self._max_context,
+            memory=self._memory,
+            slack=self._slack,
+            limit=self._limit,
+        )
 
     def _adopt_others(self, others: list[Any]) -> None:
         replaced = {id(old): new for old, new in zip(self._others, others, strict=True)}

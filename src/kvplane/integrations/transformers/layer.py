@@ -76,7 +76,11 @@ class StoreLayer(CacheLayerMixin):
         """Nothing to do: the first update opens the session."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: Any,  # noqa: ANN401 - the host's signature
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's rows and return what its queries see, [batch, kv_heads, rows, dim]."""
         del args
