@@ -29,11 +29,9 @@ from kvplane.plan import (
 )
 from kvplane.plane import Layout, Plane
 from kvplane.rows import checked_sequences
+from kvplane.schedule import CHUNK
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
-
-# the canonical schedule: prefill in chunks of this many tokens on its multiples
-CHUNK = 256
 
 
 class KVStore:

@@ -121,6 +121,11 @@ class HybridCache(Cache):
             return self._step.stop
         return self._session.position
 
+    @property
+    def max_context(self) -> int:
+        """Positions end below it."""
+        return self._max_context
+
     def write(
         self, layer: int, key: Tensor, value: Tensor, facts: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
