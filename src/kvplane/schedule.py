@@ -1,8 +1,8 @@
 """The canonical schedule: in which calls a prompt is read, so that cold and warm runs agree.
 
 A model's own matrix products depend on the shape of a call. Chunks of exactly `chunk` tokens on its
-multiples, the rest once: the rows of whole chunks then do not depend on what follows, and a run that
-starts from rows of such chunks makes the calls that a cold run makes (design, section 1).
+multiples, the rest once: the rows of whole chunks then do not depend on what follows, and a run
+that starts from rows of such chunks makes the calls that a cold run makes.
 """
 
 from collections.abc import Iterator

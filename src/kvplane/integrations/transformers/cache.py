@@ -21,6 +21,7 @@ import copy
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import transformers
 from torch import Tensor
 from transformers.cache_utils import (
     DYNAMIC_LAYER_TYPE_MAPPING,
@@ -31,6 +32,7 @@ from transformers.cache_utils import (
 
 from kvplane.errors import ArgumentError, CacheDiscontinuity, GeometryError
 from kvplane.geometry import FULL, SLIDING, ModelGeometry
+from kvplane.integrations.transformers.attention import Rows, register, tag
 from kvplane.integrations.transformers.layer import StoreLayer
 from kvplane.session import Session
 from kvplane.store import KVStore
@@ -49,6 +51,9 @@ class HybridCache(Cache):
 
     Args:
         config: the model's, or a model.
+        attention: "view", or "kvplane": the store's blocked order in place of transformers'
+            attention, whose bits do not depend on how tokens were cut into calls. It needs the
+            model, and switches its attention implementation to "kvplane".
         max_context: positions end below it; None takes the config's, or 131,072.
         memory: the store's memory backend.
         slack: rows of a ring beyond its window.
@@ -62,12 +67,20 @@ class HybridCache(Cache):
         self,
         config: Any,  # noqa: ANN401 - any transformers config or model
         *,
+        attention: str = "view",
         max_context: int | None = None,
         memory: str = "auto",
         slack: int = 0,
         limit: int | None = None,
     ) -> None:
+        if attention not in {"view", "kvplane"}:
+            raise ArgumentError(argument="attention", expected='"view" or "kvplane"', got=attention)
+        if attention == "kvplane":
+            register()
+            if hasattr(config, "set_attn_implementation"):
+                config.set_attn_implementation(attention)
         config = getattr(config, "config", config)
+        self._attention = attention
         text = config.get_text_config(decoder=True)
         self._config = text
         self._memory = memory
@@ -134,7 +147,12 @@ class HybridCache(Cache):
             self.settle()
         session = self._session or self._open(key)
         step = self._step or self._begin(session, key.shape[2], facts.get("position_ids"))
-        if session.batch is None:
+        batched = session.batch is not None
+        if self._attention == "kvplane":
+            rows = (key, value) if batched else (key[0], value[0])
+            step.write(layer, *(part.transpose(-3, -2) for part in rows))
+            return tag(key, Rows(step, layer, batched)), value
+        if not batched:
             step.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
             keys, values = step.view(layer).gather()
             return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
@@ -170,7 +188,9 @@ class HybridCache(Cache):
             slack=self._slack,
             limit=self._limit,
         )
-        store.numerics.update(numerics_of_view())
+        store.numerics["transformers"] = transformers.__version__
+        if self._attention == "view":
+            store.numerics.update({"attention": "view", "table": 0})
         session = self._session = store.open(batch=None if key.shape[0] == 1 else key.shape[0])
         session.record(on=self._recording)
         return session
@@ -297,6 +317,7 @@ class HybridCache(Cache):
     def _like(self) -> Self:
         return type(self)(
             self._config,
+            attention=self._attention,
             max_context=self._max_context,
             memory=self._memory,
             slack=self._slack,
@@ -350,10 +371,3 @@ class HybridCache(Cache):
         self._step = None
         if self._session is not None:
             self._session.close()
-
-
-def numerics_of_view() -> dict[str, Any]:
-    """What bits depend on when transformers' own attention reads the view."""
-    import transformers  # noqa: PLC0415
-
-    return {"attention": "view", "table": 0, "transformers": transformers.__version__}

@@ -1,4 +1,4 @@
-"""Calls of a model, made the same way every time: prefill on the canonical schedule, then tokens."""
+"""Calls of a model, made the same way every time: prefill on a schedule, then token by token."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,122 @@
+"""What kind of layer each of a model's is, in transformers' own words.
+
+    store    rows of keys and values in the store: "full_attention", "sliding_attention"
+    own      transformers' own cache layers in the same cache: convolution, linear attention,
+             layers that read another's rows, layers with rows and a state at once
+    refused  kinds whose rows the store would hold wrongly
+
+Kinds and windows come from transformers' own helper, never from a layer's number.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
+
+from kvplane.errors import GeometryError
+from kvplane.geometry import FULL, SLIDING, ModelGeometry
+
+REFUSED = {
+    "chunked_attention": "attention in chunks (Llama 4) sees back to its chunk's start, which is "
+    "not a window; use transformers' DynamicCache",
+    "indexed_attention": "sparse attention keeps a second cache of indexer keys; use "
+    "transformers' DynamicCache",
+}
+# models whose forward does more with a cache than add each token to each layer once
+REFUSED_MODELS = {
+    "dory": "runs its layers several times in one call and copies cache layers while doing so; use "
+    "transformers' DynamicCache",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """One layer as transformers describes it.
+
+    Args:
+        name: transformers' name for it.
+        sliding_window: keys a query sees, its own included; None for other layers.
+        options: what transformers' own layer class takes.
+    """
+
+    name: str
+    sliding_window: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_store(self) -> bool:
+        """Whether the store holds the layer's rows."""
+        return self.name in (FULL, SLIDING)
+
+    def own_layer(self) -> Any:  # noqa: ANN401 - transformers' class
+        """A new layer of transformers' own class."""
+        return DYNAMIC_LAYER_TYPE_MAPPING[self.name](**self.options)
+
+
+def text_config(config: Any) -> Any:  # noqa: ANN401 - any transformers config
+    """The part of a config that describes the layers with rows."""
+    return config.get_text_config(decoder=True)
+
+
+def kinds_of(config: Any) -> tuple[LayerKind, ...]:  # noqa: ANN401 - any transformers config
+    """The kind of every layer of a text config.
+
+    Raises:
+        GeometryError: a model or a kind of layer that this cache does not hold.
+    """
+    model_type = getattr(config, "model_type", None)
+    if model_type in REFUSED_MODELS:
+        raise GeometryError(
+            field="model_type", value=model_type, reason=REFUSED_MODELS[model_type]
+        )
+    names, options = get_layer_types_and_kwargs(config)
+    if isinstance(options, dict):
+        # up to 5.17 one set of options served every layer
+        options = [options] * len(names)
+    kinds = []
+    for layer, (name, own) in enumerate(zip(names, options, strict=True)):
+        where = f"layer_types[{layer}]"
+        if name in REFUSED:
+            raise GeometryError(field=where, value=name, reason=REFUSED[name])
+        if name == SLIDING:
+            window = own.get("sliding_window")
+            if type(window) is not int or window < 1:
+                reason = "a sliding layer needs a window of at least 1"
+                raise GeometryError(field=f"{where}.sliding_window", value=window, reason=reason)
+            kinds.append(LayerKind(name=name, sliding_window=window))
+        elif name == FULL:
+            kinds.append(LayerKind(name=name))
+        elif name in DYNAMIC_LAYER_TYPE_MAPPING:
+            kinds.append(LayerKind(name=name, options=dict(own)))
+        else:
+            reason = "is a kind that neither the store nor transformers' caches know"
+            raise GeometryError(field=where, value=name, reason=reason)
+    if not any(kind.in_store for kind in kinds):
+        reason = "holds no sliding_attention or full_attention layer: nothing for a store to keep"
+        raise GeometryError(field="layer_types", value=sorted(set(names)), reason=reason)
+    return tuple(kinds)
+
+
+def geometry_of(config: Any, kinds: tuple[LayerKind, ...], dtype: str) -> ModelGeometry:  # noqa: ANN401 - any transformers config
+    """The store's geometry of a text config, checked against transformers' own reading.
+
+    Raises:
+        GeometryError: the two disagree about a layer.
+    """
+    geometry = ModelGeometry.from_config(config, dtype=dtype)
+    for layer, kind in enumerate(kinds):
+        facts = geometry.layers[layer]
+        if kind.in_store:
+            agrees = facts.owns_rows and (facts.kind, facts.sliding_window) == (
+                kind.name,
+                kind.sliding_window,
+            )
+        else:
+            agrees = not facts.owns_rows
+        if not agrees:
+            raise GeometryError(
+                field=f"layers[{layer}]",
+                value=(facts.kind, facts.sliding_window),
+                reason=f"transformers says {kind.name} with window {kind.sliding_window}",
+            )
+    return geometry
