@@ -7,11 +7,15 @@
 Nothing here is derived from a layer's number: which layer slides is what the configuration says.
 """
 
+import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import resources
 from typing import Any, Self
 
+from kvplane import configs
 from kvplane.errors import GeometryError
 
 SLIDING = "sliding_attention"
@@ -244,6 +248,36 @@ class ModelGeometry:
         return self._groups_by_layer[self.owner(layer)] if group is None else group
 
     @classmethod
+    def from_config(cls, config: object, *, dtype: str | None = "bfloat16") -> Self:
+        """The layers of a transformers configuration.
+
+        Args:
+            config: a configuration object, its dict, or the path of a `config.json` or its folder.
+            dtype: of the rows; None takes the configuration's own.
+
+        Raises:
+            GeometryError: the field that is missing, unknown, impossible or not supported.
+        """
+        return cls.from_dict(configs.read(config, dtype=dtype))
+
+    @classmethod
+    def preset(cls, name: str) -> Self:
+        """A model that ships as data: GeometryError, naming the nearest ones."""
+        names = preset_names()
+        if name not in names:
+            nearest = difflib.get_close_matches(str(name), names, cutoff=0.4) or names
+            reason = f"no preset of that name; nearest: {', '.join(nearest)}"
+            raise GeometryError(field="preset", value=name, reason=reason)
+        text = (resources.files("kvplane") / "presets" / f"{name}.json").read_text(encoding="utf-8")
+        facts = json.loads(text)
+        pattern = facts["pattern"]
+        layers = [
+            {"kind": kind, "shares_kv_with": None, **facts["kinds"][kind]}
+            for kind in (pattern * facts["num_hidden_layers"])[: facts["num_hidden_layers"]]
+        ]
+        return cls.from_dict({"dtype": facts["dtype"], "layers": layers})
+
+    @classmethod
     def uniform(
         cls,
         layer_types: Sequence[str],
@@ -275,7 +309,10 @@ class ModelGeometry:
         for geometry in self.layers:
             facts = asdict(geometry)
             if geometry.rotary is not None and geometry.rotary.scaling is not None:
-                facts["rotary"]["scaling"] = dict(geometry.rotary.scaling)
+                facts["rotary"]["scaling"] = {
+                    name: list(value) if isinstance(value, tuple) else value
+                    for name, value in geometry.rotary.scaling
+                }
             layers.append(facts)
         return {"dtype": self.dtype, "layers": layers}
 
@@ -290,11 +327,21 @@ class ModelGeometry:
             raise GeometryError(field="geometry", value=facts, reason=f"lacks {error}") from error
 
 
+def preset_names() -> list[str]:
+    """The names that `ModelGeometry.preset` takes, sorted."""
+    files = (resources.files("kvplane") / "presets").iterdir()
+    return sorted(file.name[:-5] for file in files if file.name.endswith(".json"))
+
+
 def _layer(facts: Mapping[str, Any]) -> LayerGeometry:
     rotary = facts["rotary"]
     if rotary is not None:
         scaling = rotary["scaling"]
         if scaling is not None:
-            scaling = tuple(sorted(scaling.items()))
+            # tuples all through, so that equal layers are equal and hashable
+            scaling = tuple(
+                (name, tuple(value) if isinstance(value, list) else value)
+                for name, value in sorted(scaling.items())
+            )
         rotary = Rotary(**{**rotary, "scaling": scaling})
     return LayerGeometry(**{**facts, "rotary": rotary})

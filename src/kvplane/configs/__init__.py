@@ -1,0 +1,5 @@
+"""Reading model configurations: one `Fields` for objects and dicts, a module a question."""
+
+from kvplane.configs.layers import read
+
+__all__ = ["read"]
