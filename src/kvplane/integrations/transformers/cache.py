@@ -32,7 +32,7 @@ from transformers.cache_utils import (
 
 from kvplane.errors import ArgumentError, CacheDiscontinuity, GeometryError
 from kvplane.geometry import FULL, SLIDING, ModelGeometry
-from kvplane.integrations.transformers.attention import Rows, register, tag
+from kvplane.integrations.transformers.attention import NAME, Rows, register, tag
 from kvplane.integrations.transformers.layer import StoreLayer
 from kvplane.session import Session
 from kvplane.store import KVStore
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvplane.step import Step
 
 DEFAULT_CONTEXT = 131_072
+ATTENTIONS = ("view", "kvplane", "physical")
 
 
 class HybridCache(Cache):
@@ -51,9 +52,10 @@ class HybridCache(Cache):
 
     Args:
         config: the model's, or a model.
-        attention: "view", or "kvplane": the store's blocked order in place of transformers'
-            attention, whose bits do not depend on how tokens were cut into calls. It needs the
-            model, and switches its attention implementation to "kvplane".
+        attention: "view", or the store's own order in place of transformers' attention:
+            "kvplane" (blocked: a row's bits do not depend on how tokens were cut into calls) or
+            "physical" (the chapter's). They need the model, and switch its attention
+            implementation to "kvplane".
         max_context: positions end below it; None takes the config's, or 131,072.
         memory: the store's memory backend.
         slack: rows of a ring beyond its window.
@@ -73,12 +75,12 @@ class HybridCache(Cache):
         slack: int = 0,
         limit: int | None = None,
     ) -> None:
-        if attention not in {"view", "kvplane"}:
-            raise ArgumentError(argument="attention", expected='"view" or "kvplane"', got=attention)
-        if attention == "kvplane":
+        if attention not in ATTENTIONS:
+            raise ArgumentError(argument="attention", expected=str(ATTENTIONS), got=attention)
+        if attention != "view":
             register()
             if hasattr(config, "set_attn_implementation"):
-                config.set_attn_implementation(attention)
+                config.set_attn_implementation(NAME)
         config = getattr(config, "config", config)
         self._attention = attention
         text = config.get_text_config(decoder=True)
@@ -148,7 +150,7 @@ class HybridCache(Cache):
         session = self._session or self._open(key)
         step = self._step or self._begin(session, key.shape[2], facts.get("position_ids"))
         batched = session.batch is not None
-        if self._attention == "kvplane":
+        if self._attention != "view":
             rows = (key, value) if batched else (key[0], value[0])
             step.write(layer, *(part.transpose(-3, -2) for part in rows))
             return tag(key, Rows(step, layer, batched)), value
@@ -177,20 +179,36 @@ class HybridCache(Cache):
     def _is_written(self) -> bool:
         return self._step is not None and len(self._step.written) == len(self._owned)
 
-    def _open(self, key: Tensor) -> Session:
-        dtype = str(key.dtype).removeprefix("torch.")
-        geometry = ModelGeometry.from_config(self._config, dtype=dtype)
+    def made_store(self, dtype: torch.dtype, device: torch.device) -> KVStore:
+        """A store for this model's rows, of that dtype and on that device."""
         store = KVStore(
-            geometry,
+            ModelGeometry.from_config(self._config, dtype=str(dtype).removeprefix("torch.")),
             max_context=self._max_context,
-            device=key.device,
+            device=device,
             memory=self._memory,
+            attention="physical" if self._attention == "physical" else "blocked",
             slack=self._slack,
             limit=self._limit,
         )
         store.numerics["transformers"] = transformers.__version__
         if self._attention == "view":
             store.numerics.update({"attention": "view", "table": 0})
+        return store
+
+    def adopt(self, session: Session) -> None:
+        """Go on from a session that was restored or loaded into a `made_store`.
+
+        Raises:
+            ArgumentError: the cache holds tokens already.
+        """
+        if self.seen:
+            raise ArgumentError(argument="session", expected="an empty cache", got=self.seen)
+        self.close()
+        self._session = session
+        session.record(on=self._recording)
+
+    def _open(self, key: Tensor) -> Session:
+        store = self.made_store(key.dtype, key.device)
         session = self._session = store.open(batch=None if key.shape[0] == 1 else key.shape[0])
         session.record(on=self._recording)
         return session
