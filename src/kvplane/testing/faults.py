@@ -130,6 +130,10 @@ class FaultySystem(System):
         super().close(file)
         self.reach("close")
 
+    def sync(self, file: int) -> None:  # noqa: ARG002
+        """Counted, not done: it takes most of the time, and no process could see a difference."""
+        self.reach("sync")
+
     def read(self, file: int, buffer: memoryview, first: int) -> int:
         """See System.read; a short one gives half."""
         if self.reach("read") is Kind.SHORT:
@@ -160,7 +164,7 @@ def _faulty(call: str) -> Callable[..., object]:
     return at_call
 
 
-for _call in _CALLS - {"close", "read", "write"}:
+for _call in _CALLS - {"close", "sync", "read", "write"}:
     setattr(FaultySystem, _call, _faulty(_call))
 
 

@@ -119,7 +119,8 @@ class StorageContract:
     def test_items_wider_than_a_byte_are_stored_as_their_bytes(self) -> None:
         data = memoryview(bytes(range(32))).cast("I", (4, 2))
         with self.empty() as storage:
-            storage.put("a", data)
+            assert storage.put("a", data)
+            assert not storage.put("a", data)
             storage.replace("b", data)
 
             assert bytes(range(32)) == self.read_behind(storage, "a")
