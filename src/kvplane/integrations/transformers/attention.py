@@ -77,7 +77,8 @@ def no_mask(*args: object, attention_mask: Tensor | None = None, **facts: object
         )
 
 
-def register() -> None:
-    """Make the name known to transformers. Idempotent."""
+def use(model: Any) -> None:  # noqa: ANN401 - any transformers model
+    """Make a model attend in the store's order, until another implementation is set."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, no_mask)
+    model.set_attn_implementation(NAME)

@@ -1,198 +1,116 @@
 """`HybridCache`: a transformers cache on one session of a store.
 
-    model.generate(**inputs, cache=HybridCache(model.config))
+    cache = HybridCache(model)
+    model.generate(**inputs, cache=cache)          # past_key_values=cache before 5.20
+    twin = cache.fork()
 
-transformers announces no end of a step, so a step stays open until something follows it:
-
-    state       event                                    next
-    idle        the first layer's update                 open: a step is reserved
-    open        another layer's update                   open, or written when it was the last
-    written     an update of any layer                   committed; open again
-    written     crop(-k)                                 the last k tokens are taken back; idle
-    written     save, fork, reset, session, deepcopy     committed; idle
-    open        an update of a layer written already     aborted (the call before died); open again
-    open        save, fork, crop, session, deepcopy      aborted; idle
-
-A call that dies between two layers, by an exception or Ctrl-C, thus leaves the cache as it was
-before the call.
+When a step begins and ends is written in `chart.py`.
 """
 
-import copy
-from typing import TYPE_CHECKING, Any, Self
+import weakref
+from typing import Any, NoReturn, Self
 
 import torch
-import transformers
-from torch import Tensor
-from transformers.cache_utils import (
-    DYNAMIC_LAYER_TYPE_MAPPING,
-    Cache,
-    DummyLayer,
-    get_layer_types_and_kwargs,
-)
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
-from kvplane.errors import ArgumentError, CacheDiscontinuity, GeometryError
-from kvplane.geometry import FULL, SLIDING, ModelGeometry
-from kvplane.integrations.transformers.attention import NAME, Rows, register, tag
+from kvplane.errors import ArgumentError
+from kvplane.integrations.transformers import attention, kinds, options, positions, prompts
+from kvplane.integrations.transformers.chart import Chart
 from kvplane.integrations.transformers.layer import StoreLayer
+from kvplane.integrations.transformers.running import RunningStates
+from kvplane.integrations.transformers.watch import watch
 from kvplane.session import Session
 from kvplane.store import KVStore
 
-if TYPE_CHECKING:
-    from kvplane.step import Step
-
-DEFAULT_CONTEXT = 131_072
-ATTENTIONS = ("view", "kvplane", "physical")
+# a call of the watched model that has begun, with token ids or without
+NO_CALL = object()
 
 
 class HybridCache(Cache):
     """A drop-in transformers cache whose rows live in a kvplane store.
 
     Logits are bitwise those of `DynamicCache`: attention is transformers' own, over the store's
-    logical view (numerics "view").
+    logical view. For inference: no gradient passes through it.
 
     Args:
-        config: the model's, or a model.
-        attention: "view", or the store's own order in place of transformers' attention:
-            "kvplane" (blocked: a row's bits do not depend on how tokens were cut into calls) or
-            "physical" (the chapter's). They need the model, and switch its attention
-            implementation to "kvplane".
+        model: the model, which is then watched (see `watch.py`): token ids are remembered, a
+            prompt that does not go on from them and another model's calls are refused. Or its
+            config: then only positions are checked.
+        attention: "view", or the store's own order in place of transformers' attention: "kvplane"
+            (blocked: a row's bits do not depend on how tokens were cut into calls) or "physical"
+            (the chapter's). They need the model, and switch its attention implementation to
+            "kvplane".
         max_context: positions end below it; None takes the config's, or 131,072.
         memory: the store's memory backend.
-        slack: rows of a ring beyond its window.
+        slack: rows of a ring beyond its window: going back that far loses nothing.
         limit: bytes of all sessions forked from this cache together.
 
     Raises:
-        GeometryError: a kind of layer that neither the store nor transformers holds.
+        GeometryError: a model or a kind of layer that this cache does not hold.
+        ArgumentError: a model spread over several devices; a number or name that means nothing.
     """
 
     def __init__(
         self,
-        config: Any,  # noqa: ANN401 - any transformers config or model
+        model: Any,  # noqa: ANN401 - any transformers model or config
         *,
-        attention: str = "view",
+        attention: str = options.VIEW,
         max_context: int | None = None,
         memory: str = "auto",
         slack: int = 0,
         limit: int | None = None,
     ) -> None:
-        if attention not in ATTENTIONS:
-            raise ArgumentError(argument="attention", expected=str(ATTENTIONS), got=attention)
-        if attention != "view":
-            register()
-            if hasattr(config, "set_attn_implementation"):
-                config.set_attn_implementation(NAME)
-        config = getattr(config, "config", config)
-        self._attention = attention
-        text = config.get_text_config(decoder=True)
-        self._config = text
-        self._memory = memory
-        self._slack = slack
-        self._limit = limit
-        context = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
-        self._max_context = int(context if max_context is None else max_context)
-        self._session: Session | None = None
-        self._step: Step | None = None
-        self._recording = False
-        super().__init__(layers=self._made_layers())
-
-    def _made_layers(self) -> list[Any]:
-        kinds, facts = get_layer_types_and_kwargs(self._config)
-        layers: list[Any] = []
-        for layer, (kind, extra) in enumerate(zip(kinds, facts, strict=True)):
-            if kind == FULL:
-                layers.append(StoreLayer(self, layer, None))
-            elif kind == SLIDING:
-                layers.append(StoreLayer(self, layer, extra["sliding_window"]))
-            elif kind in DYNAMIC_LAYER_TYPE_MAPPING and kind != "chunked_attention":
-                layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**extra))
-            else:
-                reason = "the store holds sliding_attention and full_attention layers"
-                raise GeometryError(field=f"layer_types[{layer}]", value=kind, reason=reason)
-        self._owned = [layer for layer, made in enumerate(layers) if isinstance(made, StoreLayer)]
-        if not self._owned:
-            reason = "has no attention layer for a store to hold"
-            raise GeometryError(field="layer_types", value=kinds, reason=reason)
-        self._others = [made for made in layers if not isinstance(made, (StoreLayer, DummyLayer))]
-        return layers
-
-    # what layers ask
-
-    @property
-    def has_session(self) -> bool:
-        """Whether anything was ever written."""
-        return self._session is not None
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether overwritten rows are kept for `crop`."""
-        return self._recording
-
-    @property
-    def seen(self) -> int:
-        """Tokens seen, those of a written step included."""
-        if self._session is None:
-            return 0
-        if self._step is not None and self._is_written():
-            return self._step.stop
-        return self._session.position
-
-    @property
-    def max_context(self) -> int:
-        """Positions end below it."""
-        return self._max_context
-
-    def write(
-        self, layer: int, key: Tensor, value: Tensor, facts: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Rows in, `[batch, kv_heads, tokens, dim]`; what the queries see out, likewise."""
-        if self._step is not None and (self._is_written() or layer in self._step.written):
-            self.settle()
-        session = self._session or self._open(key)
-        step = self._step or self._begin(session, key.shape[2], facts.get("position_ids"))
-        batched = session.batch is not None
-        if self._attention != "view":
-            rows = (key, value) if batched else (key[0], value[0])
-            step.write(layer, *(part.transpose(-3, -2) for part in rows))
-            return tag(key, Rows(step, layer, batched)), value
-        if not batched:
-            step.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-            keys, values = step.view(layer).gather()
-            return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-        step.write(layer, key.transpose(1, 2), value.transpose(1, 2))
-        keys, values = step.view(layer).gather()
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
-    def rows(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """A layer's committed live rows in logical order, `[batch, kv_heads, rows, dim]`."""
-        session = self.session
-        if session is None:
-            return None, None
-        live = session.live(layer)
-        spans = session.spans(layer, live.start, live.stop)
-        if not spans:
-            return None, None
-        axis = 0 if session.batch is None else 1
-        keys = torch.cat([key for key, _ in spans], dim=axis).transpose(axis, axis + 1)
-        values = torch.cat([value for _, value in spans], dim=axis).transpose(axis, axis + 1)
-        return (keys[None], values[None]) if session.batch is None else (keys, values)
-
-    def _is_written(self) -> bool:
-        return self._step is not None and len(self._step.written) == len(self._owned)
-
-    def made_store(self, dtype: torch.dtype, device: torch.device) -> KVStore:
-        """A store for this model's rows, of that dtype and on that device."""
-        store = KVStore(
-            ModelGeometry.from_config(self._config, dtype=str(dtype).removeprefix("torch.")),
-            max_context=self._max_context,
-            device=device,
-            memory=self._memory,
-            attention="physical" if self._attention == "physical" else "blocked",
-            slack=self._slack,
-            limit=self._limit,
+        watched = model if isinstance(model, nn.Module) else None
+        config = kinds.text_config(model.config if watched is not None else model)
+        self._config = config
+        self._model = None if watched is None else weakref.ref(watched)
+        self._options = options.Options(
+            attention=attention,
+            max_context=options.context_of(config) if max_context is None else max_context,
+            memory=memory,
+            slack=slack,
+            limit=limit,
         )
-        store.numerics["transformers"] = transformers.__version__
-        if self._attention == "view":
-            store.numerics.update({"attention": "view", "table": 0})
+        self._kinds = kinds.kinds_of(config)
+        self._call: object = NO_CALL
+        super().__init__(layers=[self._made_layer(layer) for layer in range(len(self._kinds))])
+        self._chart = self._made_chart()
+        if watched is not None:
+            options.one_device(watched)
+            self._watch(watched)
+
+    def _watch(self, model: nn.Module) -> None:
+        if self._options.in_store_order:
+            attention.use(model)
+        watch(model)
+
+    def _made_layer(self, layer: int) -> Any:  # noqa: ANN401 - ours or transformers' own
+        kind = self._kinds[layer]
+        if kind.in_store:
+            return StoreLayer(self, layer, kind.sliding_window)
+        return kind.own_layer()
+
+    def _made_chart(self) -> Chart:
+        owned = [layer for layer, kind in enumerate(self._kinds) if kind.in_store]
+        others = {
+            layer: held for layer, held in enumerate(self.layers) if not self._kinds[layer].in_store
+        }
+        return Chart(owned, RunningStates(others), self._opened, remembers=self._model is not None)
+
+    def made_store(self, dtype: torch.dtype, device: torch.device | str) -> KVStore:
+        """A store for this model's rows, of that dtype and on that device."""
+        name = str(dtype).removeprefix("torch.")
+        store = KVStore(
+            kinds.geometry_of(self._config, self._kinds, name),
+            max_context=self._options.max_context,
+            device=device,
+            memory=self._options.memory,
+            attention=self._options.order,
+            slack=self._options.slack,
+            limit=self._options.limit,
+        )
+        store.numerics = options.numerics_of(self._options, store.numerics, self._kernel)
         return store
 
     def adopt(self, session: Session) -> None:
@@ -204,62 +122,203 @@ class HybridCache(Cache):
         if self.seen:
             raise ArgumentError(argument="session", expected="an empty cache", got=self.seen)
         self.close()
-        self._session = session
-        session.record(on=self._recording)
+        last = positions.start(session.position, 1) if session.batch is None else None
+        self._chart.adopt(session, last)
 
-    def _open(self, key: Tensor) -> Session:
+    def _opened(self, key: Tensor) -> Session:
         store = self.made_store(key.dtype, key.device)
-        session = self._session = store.open(batch=None if key.shape[0] == 1 else key.shape[0])
-        session.record(on=self._recording)
-        return session
+        batch = None if key.shape[0] == 1 else key.shape[0]
+        return store.open(None if self._model is None else (), batch=batch)
 
-    def _begin(self, session: Session, num_tokens: int, position_ids: Tensor | None) -> "Step":
-        # with a batch, left padding shifts positions; with three axes they are M-RoPE's
-        if position_ids is not None and position_ids.shape[:-1] == (1,) and session.batch is None:
-            first = int(position_ids[0, 0])
-            if first != session.position and position_ids.shape[1] == num_tokens:
-                raise CacheDiscontinuity(expected=session.position, got=first)
-        step = session.step(num_tokens, speculative=self._recording)
-        self._step = step.__enter__()
-        return step
+    @property
+    def _kernel(self) -> str | None:
+        """The model's attention implementation, where it is said."""
+        return getattr(self._config, "_attn_implementation", None)
 
-    def settle(self) -> None:
-        """Commit a step whose layers are all written; take back one that died between layers."""
-        step, self._step = self._step, None
-        if step is None or not step.is_open:
-            return
-        if len(step.written) == len(self._owned):
-            step.commit()
-        else:
-            step.abort()
+    # what one call of the model does
 
-    # what people and transformers ask of the whole cache
+    def expect_call(self, model: nn.Module, ids: Tensor | None) -> None:
+        """A watched model's call begins, with these token ids.
+
+        Raises:
+            ArgumentError: another model's call.
+        """
+        owner = None if self._model is None else self._model()
+        if self._model is not None and owner is not model:
+            raise ArgumentError(
+                argument="cache", expected="one made for this model", got=f"one of {type(owner)}"
+            )
+        self._chart.settle()
+        self._chart.begin_call()
+        self._call = ids
+
+    def end_call(self, *, failed: bool) -> None:
+        """A watched model's call ended; one that raised is taken back."""
+        begun, self._call = self._call is not NO_CALL, NO_CALL
+        if begun and failed:
+            self._chart.abort()
+
+    def write(
+        self, layer: int, key: Tensor, value: Tensor, *, position_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows in, `[batch, kv_heads, tokens, dim]`; what the queries see out, likewise.
+
+        Raises:
+            ArgumentError: not a call of the model that the cache was made for.
+            KVPlaneError: as in `Chart.write`. The cache is as it was before the call.
+        """
+        ids = None
+        if layer == self._chart.owned[0]:
+            ids = self._begun()
+        step = self._chart.write(layer, key, value, position_ids=position_ids, ids=ids)
+        if self._options.in_store_order:
+            batched = key.shape[0] > 1
+            return attention.tag(key, attention.Rows(step, layer, batched)), value
+        keys, values = step.view(layer).gather()
+        if keys.ndim == 3:  # noqa: PLR2004 - tokens, heads, dim: an ordinary session
+            return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _begun(self) -> Tensor | None:
+        """The ids of the call whose first layer writes now."""
+        ids = self._call
+        if self._model is not None and ids is NO_CALL:
+            raise ArgumentError(
+                argument="cache",
+                expected="calls of the model it was made for",
+                got="a call of another model, or of a part of it",
+            )
+        kernel = self._kernel
+        if self._options.in_store_order and kernel != attention.NAME:
+            expected = f'model.set_attn_implementation("{attention.NAME}")'
+            raise ArgumentError(argument="attention", expected=expected, got=kernel)
+        store = self.store
+        if store is not None and not self._options.in_store_order:
+            kernel = kernel or options.DEFAULT_KERNEL
+            if kernel != store.numerics["kernel"]:
+                store.numerics = store.numerics | {"kernel": kernel}
+        return ids if isinstance(ids, Tensor) else None
+
+    # what transformers asks while a call begins, and of layers beside the store
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen, not rows held."""
+        del layer_idx
+        self._chart.begin_call()
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Rows that a layer's update will return, and the position of the first."""
+        self._chart.begin_call()
+        return super().get_mask_sizes(query_length, layer_idx)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Whether a layer beside the store has a state."""
+        if layer_idx is not None:
+            self._chart.begin_layer(layer_idx)
+        return super().has_previous_state(layer_idx, state_idx)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        *args: Any,  # noqa: ANN401 - the host's signature
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Tensor:
+        """The convolution state of a layer beside the store."""
+        self._chart.begin_layer(layer_idx)
+        return super().update_conv_state(conv_states, layer_idx, *args, **kwargs)
+
+    def update_recurrent_state(
+        self,
+        recurrent_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        **kwargs: Any,  # noqa: ANN401 - the host's signature
+    ) -> Tensor:
+        """The recurrent state of a layer beside the store."""
+        self._chart.begin_layer(layer_idx)
+        self._chart.running.before_recurrent(layer_idx, state_idx)
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
+    # what people ask
+
+    @property
+    def seen(self) -> int:
+        """Tokens seen, those of the last call included."""
+        return self._chart.seen
+
+    @property
+    def max_context(self) -> int:
+        """Positions end below it."""
+        return self._options.max_context
 
     @property
     def session(self) -> Session | None:
-        """The store's session, with the last step committed; None before the first token."""
+        """The store's session, with the last call committed; None before the first token."""
         self.settle()
-        return self._session
+        return self._chart.session
 
     @property
     def store(self) -> KVStore | None:
         """The store; None before the first token."""
-        return None if self._session is None else self._session.store
+        session = self._chart.session
+        return None if session is None else session.store
 
-    def set_recording(self, *, on: bool) -> None:
-        """Keep overwritten rows, so that `crop` can take back several steps."""
+    @property
+    def tokens(self) -> list[int] | list[list[int]] | None:
+        """The token ids seen, by sequence when there are several; None when they are not known."""
+        session = self.session
+        return None if session is None else session.tokens
+
+    def settle(self) -> None:
+        """Commit the last call, or take it back when it died between two layers."""
+        self._chart.settle()
+
+    def rows(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """A layer's live rows in logical order, `[batch, kv_heads, rows, dim]`."""
+        session = self.session
+        if session is None or not len(session.live(layer)):
+            return None, None
+        live = session.live(layer)
+        spans = session.spans(layer, live.start, live.stop)
+        axis = 0 if session.batch is None else 1
+        keys = torch.cat([key for key, _ in spans], dim=axis).transpose(axis, axis + 1)
+        values = torch.cat([value for _, value in spans], dim=axis).transpose(axis, axis + 1)
+        return (keys[None], values[None]) if session.batch is None else (keys, values)
+
+    def check_prompt(self, ids: Tensor) -> None:
+        """Refuse a prompt that does not go on from what the cache holds.
+
+        One that is held whole gives its last token back, to be run again.
+
+        Args:
+            ids: the whole prompt, `[batch, tokens]`, padding included.
+
+        Raises:
+            PositionError: it differs from the tokens held, or is shorter. Nothing was changed.
+        """
         self.settle()
-        if on != self._recording:
-            self._recording = on
-            if self._session is not None:
-                self._session.record(on=on)
+        if prompts.checked(self._chart.session, ids) == self.seen > 0:
+            self._chart.take_back(1)
+
+    # going back, and going two ways
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether overwritten rows are kept for `crop`."""
+        return self._chart.recording
+
+    def record(self, *, on: bool) -> None:
+        """Keep overwritten rows (at most a window a layer) so that `crop` can go back further."""
+        self._chart.record(on=on)
 
     def activate_past_recording(self) -> None:
-        """Keep overwritten rows until the next `crop`, in every layer."""
-        self.set_recording(on=True)
-        for layer in self._others:
-            if hasattr(layer, "activate_past_recording"):
-                layer.activate_past_recording()
+        """Keep what `crop` needs, in every layer."""
+        self.record(on=True)
+        self._chart.running.each("activate_past_recording")
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens, in all layers or in none.
@@ -270,122 +329,88 @@ class HybridCache(Cache):
         Raises:
             ArgumentError: above 0, or more tokens than there are. Nothing was changed.
             WindowLost: a ring no longer holds what the position before needs. Nothing was changed.
+            PositionError: a layer beside the store cannot go back. Nothing was changed.
         """
-        count = -int(tokens_to_remove)
-        if count < 0 or count > self.seen:
-            raise ArgumentError(
-                argument="tokens_to_remove", expected=f"within [-{self.seen}, 0]", got=-count
-            )
-        step = self._step
-        if step is not None and step.is_open and self._is_written():
-            num_tokens = step.stop - step.first
-            if count and count <= num_tokens and (self._recording or count == num_tokens):
-                self._check_others(count)
-                self._step = None
-                if count == num_tokens:
-                    step.abort()
-                else:
-                    step.commit(num_tokens - count)
-                count = 0
-        self.settle()
-        if count and self._session is not None:
-            self._check_others(count)
-            self._session.rewind(self._session.position - count)
-        if self._session is not None:
-            self._session.forget_recorded()
-        for layer in self._others:
-            layer.crop(tokens_to_remove)
-
-    def _check_others(self, count: int) -> None:
-        """Refuse before anything changes when another kind of layer cannot go back."""
-        for layer in self._others:
-            if count and not layer.is_croppable:
-                raise ArgumentError(
-                    argument="tokens_to_remove",
-                    expected=f"0: a {type(layer).__name__} cannot go back",
-                    got=-count,
-                )
+        self._chart.take_back(-int(tokens_to_remove))
+        session = self.session
+        if session is not None:
+            session.forget_recorded()
 
     def rewind(self, position: int) -> None:
         """Forget every token from `position` on: `Session.rewind`, for every kind of layer."""
         self.crop(position - self.seen)
 
     def reset(self) -> None:
-        """Empty."""
-        self.settle()
-        if self._session is not None:
-            self._session.reset()
-        for layer in self._others:
-            layer.reset()
+        """Empty, in every layer."""
+        self._chart.reset()
 
-    def fork(self) -> "HybridCache":
-        """A second cache that goes its own way from here."""
+    def fork(self) -> Self:
+        """A second cache of the same model that goes its own way from here.
+
+        Raises:
+            PositionError: the model itself keeps a state that a cache cannot copy.
+        """
         self.settle()
+        chart = self._chart
+        chart.running.check_held("fork", self.seen)
         twin = self._like()
-        twin._session = None if self._session is None else self._session.fork()  # noqa: SLF001
-        twin._adopt_others(copy.deepcopy(self._others))  # noqa: SLF001
-        twin.set_recording(on=self._recording)
+        twin._adopt(  # noqa: SLF001 - its own class
+            None if chart.session is None else chart.session.fork(),
+            chart.last,
+            chart.running.copies(),
+        )
+        twin._chart.record(on=chart.recording)  # noqa: SLF001
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "HybridCache":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = self.fork()
         memo[id(self)] = twin
         return twin
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ArgumentError(argument="cache", expected="cache.save, or cache.fork", got="pickle")
+
     def _like(self) -> Self:
+        model = None if self._model is None else self._model()
         return type(self)(
-            self._config,
-            attention=self._attention,
-            max_context=self._max_context,
-            memory=self._memory,
-            slack=self._slack,
-            limit=self._limit,
+            self._config if model is None else model,
+            attention=self._options.attention,
+            max_context=self._options.max_context,
+            memory=self._options.memory,
+            slack=self._options.slack,
+            limit=self._options.limit,
         )
 
-    def _adopt_others(self, others: list[Any]) -> None:
-        replaced = {id(old): new for old, new in zip(self._others, others, strict=True)}
-        self.layers = [replaced.get(id(layer), layer) for layer in self.layers]
-        self._others = others
+    def _adopt(
+        self, session: Session | None, last: list[positions.Last] | None, others: dict[int, Any]
+    ) -> None:
+        """Go on from a session and states made elsewhere."""
+        for layer, held in others.items():
+            self.layers[layer] = held
+        self._chart = self._made_chart()
+        if session is not None:
+            self._chart.adopt(session, last)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give each beam the rows of the one it goes on from."""
-        self.settle()
-        if self._session is not None and self._session.batch is not None:
-            self._session.reorder(beam_idx.tolist())
-        for layer in self._others:
-            layer.reorder_cache(beam_idx)
+        self._chart.reorder(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence `repeats` times."""
-        self._select([place for place in range(self._num_sequences()) for _ in range(repeats)])
-        for layer in self._others:
-            layer.batch_repeat_interleave(repeats)
+        places = [place for place in range(self.batch_size) for _ in range(repeats)]
+        self._chart.select(places, "batch_repeat_interleave", repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only these sequences."""
-        places = torch.arange(self._num_sequences())[indices.cpu()]
-        self._select(places.tolist())
-        for layer in self._others:
-            layer.batch_select_indices(indices)
+        places = torch.arange(max(0, self.batch_size))[indices.cpu()].tolist()
+        self._chart.select(places, "batch_select_indices", indices)
 
-    def _num_sequences(self) -> int:
-        return 0 if self._session is None else self._session.num_sequences
-
-    def _select(self, places: list[int]) -> None:
-        self.settle()
-        if self._session is not None:
-            session, self._session = self._session, None
-            self._session = session.store.select(session, places)
-            self._session.record(on=self._recording)
-            session.close()
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen."""
-        del layer_idx
-        return self.seen
+    @property
+    def batch_size(self) -> int:
+        """Sequences held; -1 before the first token."""
+        session = self._chart.session
+        return -1 if session is None else session.num_sequences
 
     def close(self) -> None:
-        """Give the memory back."""
-        self._step = None
-        if self._session is not None:
-            self._session.close()
+        """Give the memory back. Idempotent."""
+        self._chart.close()

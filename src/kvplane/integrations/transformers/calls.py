@@ -33,7 +33,8 @@ def call(model: Model, cache: HybridCache, ids: Sequence[int]) -> Tensor:
     facts: dict[str, Any] = {cache_keyword(model): cache, "use_cache": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         facts["logits_to_keep"] = 1
-    return model(input_ids=tokens, **facts).logits[0, -1]
+    logits: Tensor = model(input_ids=tokens, **facts).logits
+    return logits[0, -1]
 
 
 def prefill(

@@ -66,10 +66,8 @@ def kinds_of(config: Any) -> tuple[LayerKind, ...]:  # noqa: ANN401 - any transf
     """
     model_type = getattr(config, "model_type", None)
     if model_type in REFUSED_MODELS:
-        raise GeometryError(
-            field="model_type", value=model_type, reason=REFUSED_MODELS[model_type]
-        )
-    names, options = get_layer_types_and_kwargs(config)
+        raise GeometryError(field="model_type", value=model_type, reason=REFUSED_MODELS[model_type])
+    names, options = _described(config)
     if isinstance(options, dict):
         # up to 5.17 one set of options served every layer
         options = [options] * len(names)
@@ -95,6 +93,11 @@ def kinds_of(config: Any) -> tuple[LayerKind, ...]:  # noqa: ANN401 - any transf
         reason = "holds no sliding_attention or full_attention layer: nothing for a store to keep"
         raise GeometryError(field="layer_types", value=sorted(set(names)), reason=reason)
     return tuple(kinds)
+
+
+def _described(config: Any) -> tuple[list[str], Any]:  # noqa: ANN401 - any transformers config
+    names, options = get_layer_types_and_kwargs(config)
+    return list(names), options
 
 
 def geometry_of(config: Any, kinds: tuple[LayerKind, ...], dtype: str) -> ModelGeometry:  # noqa: ANN401 - any transformers config

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from kvplane.errors import ArgumentError
+
 if TYPE_CHECKING:
     from kvplane.integrations.transformers.cache import HybridCache
 
 
-class StoreLayer(CacheLayerMixin):
+class StoreLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # the host's is untyped
     """Keys and values of one layer, held by the cache's session.
 
     Args:
@@ -30,12 +32,12 @@ class StoreLayer(CacheLayerMixin):
         self._layer = layer
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the session exists."""
-        return self._cache.has_session
+        """Whether there is anything to read."""
+        return self._cache.seen > 0
 
     @is_initialized.setter
     def is_initialized(self, value: bool) -> None:
@@ -48,11 +50,11 @@ class StoreLayer(CacheLayerMixin):
 
     @record_past.setter
     def record_past(self, value: bool) -> None:
-        self._cache.set_recording(on=bool(value))
+        self._cache.record(on=bool(value))
 
     def activate_past_recording(self) -> None:
-        """Keep overwritten rows until the next `crop`."""
-        self._cache.set_recording(on=True)
+        """Keep overwritten rows, for `crop`."""
+        self._cache.record(on=True)
 
     @property
     def keys(self) -> Tensor | None:
@@ -84,7 +86,10 @@ class StoreLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's rows and return what its queries see, [batch, kv_heads, rows, dim]."""
         del args
-        return self._cache.write(self._layer, key_states, value_states, kwargs.get("kwargs") or {})
+        facts = kwargs.get("kwargs") or kwargs
+        return self._cache.write(
+            self._layer, key_states, value_states, position_ids=facts.get("position_ids")
+        )
 
     def get_seq_length(self) -> int:
         """Tokens seen, not rows held."""
@@ -102,26 +107,37 @@ class StoreLayer(CacheLayerMixin):
         """-1: rows are taken as tokens come, up to the store's max_context."""
         return -1 if self.sliding_window is None else self.sliding_window
 
-    # the cache does these once for all its layers; a layer alone must not
+    # a layer alone must not: the cache does these for all its layers, or for none
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Done by the cache for all layers or none."""
-        self._cache.crop(tokens_to_remove)
+        """Refused: the cache's own."""
+        self._together("crop", tokens_to_remove)
 
     def reset(self) -> None:
-        """Done by the cache for all layers."""
+        """Refused: the cache's own."""
+        self._together("reset", None)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Done by the cache for all layers."""
+        """Refused: the cache's own."""
+        self._together("reorder_cache", beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Done by the cache for all layers."""
+        """Refused: the cache's own."""
+        self._together("batch_repeat_interleave", repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Done by the cache for all layers."""
+        """Refused: the cache's own."""
+        self._together("batch_select_indices", indices)
 
     def offload(self) -> None:
-        """Rows stay where they are."""
+        """Refused: rows stay where the store keeps them."""
+        self._together("offload", None)
 
     def prefetch(self) -> None:
-        """Rows stay where they are."""
+        """Refused: rows stay where the store keeps them."""
+        self._together("prefetch", None)
+
+    def _together(self, what: str, got: object) -> None:
+        raise ArgumentError(
+            argument="layer", expected=f"the cache's {what}: layers change together", got=got
+        )

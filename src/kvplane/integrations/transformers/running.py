@@ -3,13 +3,13 @@
 Convolutions and linear attention keep one running state instead of rows: a call changes it in
 place, and nothing older can be had from it. So that a call that dies between two layers leaves no
 trace, the state before it is kept: small convolution states are copied, large recurrent ones are
-set aside and the layer is given fresh memory to write the next one into.
+set aside and the layer is given fresh memory for the next one.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +18,28 @@ from transformers.cache_utils import DummyLayer, LinearAttentionCacheLayerMixin
 from kvplane.errors import PositionError
 
 
+class Writes(NamedTuple):
+    """Which tensor it was, and how often it had been written to; None where nobody counts."""
+
+    tensor: int
+    number: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """All states when `position` tokens had been seen.
 
     Args:
         position: tokens seen.
-        states: by layer: the layer's attributes then.
-        versions: by layer: how often each of its tensors had been written to.
+        attributes: by layer: what the layer object held.
+        writes: by layer: of each of its state tensors.
+        tensors: those tensors, so that no other takes their place in memory.
     """
 
     position: int
-    states: Mapping[int, dict[str, Any]]
-    versions: Mapping[int, tuple[Any, ...]]
+    attributes: Mapping[int, dict[str, Any]]
+    writes: Mapping[int, tuple[Writes, ...]]
+    tensors: tuple[Tensor, ...]
 
 
 class RunningStates:
@@ -58,25 +67,32 @@ class RunningStates:
         """Keep the states as they are now, after `position` tokens."""
         self._mark = Mark(
             position=position,
-            states={layer: _kept(held) for layer, held in self.layers.items()},
-            versions={layer: _versions(held) for layer, held in self.layers.items()},
+            attributes={layer: _kept(held) for layer, held in self.layers.items()},
+            writes={layer: _writes(held) for layer, held in self.layers.items()},
+            tensors=tuple(each for held in self.layers.values() for each in _tensors(held)),
         )
 
     def forget(self) -> None:
         """Forget the mark: there is nothing to go back to."""
         self._mark = None
 
-    def advanced(self) -> bool:
-        """Whether every layer has been written to since the mark.
+    def changed(self) -> bool:
+        """Whether any layer was written to since the mark."""
+        mark = self._mark
+        return mark is not None and any(
+            _writes(held) != mark.writes[layer] for layer, held in self.layers.items()
+        )
 
-        Unknown for tensors of inference mode, which do not count writes: then they say yes.
-        """
-        if self._mark is None:
+    def advanced(self) -> bool:
+        """Whether every layer was written to since the mark, as far as can be told."""
+        mark = self._mark
+        if mark is None:
             return True
         return all(
-            _versions(held) != self._mark.versions[layer] or None in self._mark.versions[layer]
+            _writes(held) != mark.writes[layer]
+            or any(writes.number is None for writes in mark.writes[layer])
             for layer, held in self.layers.items()
-            if not self._outside(held)
+            if not _passed_by(held)
         )
 
     def before_recurrent(self, layer: int, state: int) -> None:
@@ -84,7 +100,7 @@ class RunningStates:
         held = self.layers.get(layer)
         if held is None or self._mark is None:
             return
-        kept = self._mark.states[layer].get("recurrent_states", {}).get(state)
+        kept = self._mark.attributes[layer].get("recurrent_states", {}).get(state)
         if kept is not None and held.recurrent_states[state] is kept:
             held.recurrent_states[state] = torch.empty_like(kept)
 
@@ -92,27 +108,29 @@ class RunningStates:
         """Put every layer back to the mark.
 
         Raises:
-            PositionError: there is none, or a kernel wrote into what was set aside.
+            PositionError: a kernel wrote into a state that was set aside; only a reset helps.
         """
         mark = self._mark
         if mark is None:
             return
         for layer, held in self.layers.items():
-            kept = mark.states[layer].get("recurrent_states", {})
-            before = mark.versions[layer]
-            after = _versions_of(kept.values())
-            if None not in before and after != before[-len(after) :] and after:
-                self._lost(mark.position, [layer])
-            held.__dict__.update(_kept_again(mark.states[layer]))
+            kept = mark.attributes[layer].get("recurrent_states", {}).values()
+            if not set(_writes_of(kept)) <= set(mark.writes[layer]):
+                message = (
+                    f"the state of layer {layer} at position {mark.position} was overwritten by a "
+                    "call that did not end; reset the cache"
+                )
+                raise PositionError(message, position=mark.position)
+            held.__dict__.update(mark.attributes[layer])
         self.mark(mark.position)
 
-    def check_inside(self, what: str, position: int) -> None:
+    def check_held(self, what: str, position: int) -> None:
         """Refuse `what` when a layer's state lives in the model, not in the cache.
 
         Raises:
             PositionError: names the layers. Nothing was changed.
         """
-        outside = [layer for layer, held in self.layers.items() if self._outside(held)]
+        outside = [layer for layer, held in self.layers.items() if _passed_by(held)]
         if outside and position:
             message = (
                 f"{what}: the model itself keeps the states of layers {outside}, not its cache; "
@@ -121,12 +139,12 @@ class RunningStates:
             raise PositionError(message, position=position)
 
     def check_croppable(self, position: int) -> None:
-        """Refuse a crop that some state cannot follow.
+        """Refuse going back to `position` when some state cannot follow.
 
         Raises:
             PositionError: names the layers. Nothing was changed.
         """
-        self.check_inside("crop", position)
+        self.check_held("going back", position)
         stuck = [
             layer
             for layer, held in self.layers.items()
@@ -142,7 +160,7 @@ class RunningStates:
     def crop(self, tokens_to_remove: int) -> None:
         """Let layers that record their past drop tokens, and what they need no longer."""
         for held in self.layers.values():
-            if getattr(held, "record_past", True) or tokens_to_remove:
+            if tokens_to_remove or getattr(held, "record_past", True):
                 held.crop(tokens_to_remove)
         self.forget()
 
@@ -150,27 +168,19 @@ class RunningStates:
         """Copies of all layers, for a fork."""
         return {layer: copy.deepcopy(held) for layer, held in self.layers.items()}
 
-    def each(self, what: str, *args: object) -> None:
-        """Call a method of every layer that has it; what was marked is then forgotten."""
+    def each(self, method: str, *args: object) -> None:
+        """Call a method of every layer that has it; the mark is forgotten."""
         for held in self.layers.values():
-            if hasattr(held, what):
-                getattr(held, what)(*args)
+            if hasattr(held, method):
+                getattr(held, method)(*args)
         self.forget()
 
-    @staticmethod
-    def _outside(held: Any) -> bool:  # noqa: ANN401 - transformers' class
-        """Whether calls pass the layer by: its model keeps the state itself."""
-        return isinstance(held, LinearAttentionCacheLayerMixin) and not any(
-            (*held.is_conv_states_initialized.values(), *held.is_recurrent_states_initialized.values())
-        )
 
-    @staticmethod
-    def _lost(position: int, layers: Sequence[int]) -> None:
-        message = (
-            f"the states of layers {list(layers)} at position {position} were overwritten by a call "
-            "that did not end; reset the cache"
-        )
-        raise PositionError(message, position=position)
+def _passed_by(held: Any) -> bool:  # noqa: ANN401 - transformers' class
+    """Whether calls pass the layer by: the model keeps its state itself."""
+    return isinstance(held, LinearAttentionCacheLayerMixin) and not any(
+        (*held.is_conv_states_initialized.values(), *held.is_recurrent_states_initialized.values())
+    )
 
 
 def _kept(held: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers' class
@@ -187,22 +197,21 @@ def _kept(held: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers' class
     return kept
 
 
-def _kept_again(states: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: dict(value) if isinstance(value, dict) else value for name, value in states.items()
-    }
-
-
-def _versions(held: Any) -> tuple[Any, ...]:  # noqa: ANN401 - transformers' class
-    tensors: list[Tensor | None] = []
+def _tensors(held: Any) -> list[Tensor]:  # noqa: ANN401 - transformers' class
+    found = [getattr(held, "keys", None)]
     for name in ("conv_states", "recurrent_states"):
-        tensors.extend(getattr(held, name, {}).values())
-    found = _versions_of(tensors)
-    return (*(id(tensor) for tensor in tensors), *found)
+        found.extend(getattr(held, name, {}).values())
+    return [tensor for tensor in found if tensor is not None]
 
 
-def _versions_of(tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any iterable
+def _writes(held: Any) -> tuple[Writes, ...]:  # noqa: ANN401 - transformers' class
+    return _writes_of(_tensors(held))
+
+
+def _writes_of(tensors: Iterable[Tensor | None]) -> tuple[Writes, ...]:
     return tuple(
-        None if tensor is None or tensor.is_inference() else tensor._version  # noqa: SLF001 - the count of writes has no other name
+        # torch counts the writes to a tensor, except in inference mode
+        Writes(id(tensor), None if tensor.is_inference() else tensor._version)  # noqa: SLF001
         for tensor in tensors
+        if tensor is not None
     )

@@ -1,0 +1,90 @@
+"""How a cache is to be made, and what its bits then depend on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from kvplane.errors import ArgumentError
+from kvplane.integrations.transformers import attention
+from kvplane.plan import check_count
+
+VIEW = "view"
+# by the name given here, the store's order of attention
+ORDERS = {VIEW: "blocked", attention.NAME: "blocked", "physical": "physical"}
+DEFAULT_KERNEL = "default"
+DEFAULT_CONTEXT = 131_072
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `HybridCache` was asked for.
+
+    Args:
+        attention: "view" (transformers' attention over the store's logical view), "kvplane" or
+            "physical" (the store's own).
+        max_context: positions end below it.
+        memory: the store's memory backend.
+        slack: rows of a ring beyond its window.
+        limit: bytes of all sessions forked from one cache together; None for no limit.
+    """
+
+    attention: str
+    max_context: int
+    memory: str
+    slack: int
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        if self.attention not in ORDERS:
+            expected = str(sorted(ORDERS))
+            raise ArgumentError(argument="attention", expected=expected, got=self.attention)
+        check_count("max_context", self.max_context, 1)
+        check_count("slack", self.slack, 0)
+
+    @property
+    def order(self) -> str:
+        """The store's order of attention."""
+        return ORDERS[self.attention]
+
+    @property
+    def in_store_order(self) -> bool:
+        """Whether the store attends, not transformers."""
+        return self.attention != VIEW
+
+
+def context_of(config: Any) -> int:  # noqa: ANN401 - any transformers config
+    """The longest context a text config names, or 131,072."""
+    named = getattr(config, "max_position_embeddings", None)
+    return named if type(named) is int and named > 0 else DEFAULT_CONTEXT
+
+
+def one_device(model: Any) -> torch.device:  # noqa: ANN401 - any model
+    """The device of a model that sits on one.
+
+    Raises:
+        ArgumentError: its layers are spread over several.
+    """
+    spread = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    if len(spread) > 1:
+        raise ArgumentError(
+            argument="model",
+            expected="all layers on one device: a session's rows live on one",
+            got=f"device_map over {sorted(spread)}",
+        )
+    return torch.device(getattr(model, "device", "cpu"))
+
+
+def numerics_of(options: Options, base: dict[str, Any], kernel: str | None) -> dict[str, Any]:
+    """What the bits of a cache's rows depend on.
+
+    Args:
+        options: of the cache.
+        base: the store's own numerics.
+        kernel: transformers' attention implementation.
+    """
+    numerics = base | {"transformers": transformers.__version__}
+    if options.attention == VIEW:
+        numerics |= {"attention": VIEW, "table": 0, "kernel": kernel or DEFAULT_KERNEL}
+    return numerics

@@ -1,0 +1,80 @@
+"""What a model tells the caches made for it, and what it is asked before it generates.
+
+A cache layer sees keys and values only. To know which tokens they are, and that they are the right
+model's, a model for which a cache was made is watched:
+
+    before a forward    its cache learns the call's token ids, or refuses a foreign model's
+    after a forward     a call that raised is taken back
+    before generate     the cached part of the prompt must be the tokens that the cache holds; a
+                        prompt that is cached whole runs its last token again
+
+Two of torch's own forward hooks and an attribute of the one model object; its class is not touched.
+A cache made for a config watches nothing and checks positions only.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+WATCHED = "_kvplane_watched"
+
+
+def watch(model: nn.Module) -> None:
+    """Watch a model, from now on. Idempotent."""
+    if WATCHED in model.__dict__:
+        return
+    model.register_forward_pre_hook(_before, with_kwargs=True)
+    model.register_forward_hook(_after, with_kwargs=True, always_call=True)
+    generate: Any = getattr(model, "generate", None)
+    if generate is not None:
+        model.__dict__["generate"] = CheckedGenerate(generate)
+    model.__dict__[WATCHED] = True
+
+
+class CheckedGenerate:
+    """A model's `generate` that first asks the cache about the prompt.
+
+    Args:
+        generate: the bound method; a copy of the model gets a copy of this bound to itself.
+    """
+
+    def __init__(self, generate: Callable[..., Any]) -> None:
+        # transformers reads the signature of what it calls
+        functools.update_wrapper(self, generate)
+        self._generate = generate
+
+    def __call__(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's signature
+        """Generate, once the prompt is known to go on from the cache."""
+        cache = cache_in(args, kwargs)
+        ids = kwargs.get("input_ids", inputs)
+        if cache is not None and isinstance(ids, Tensor) and kwargs.get("inputs_embeds") is None:
+            mask = kwargs.get("attention_mask")
+            full = ids.shape[1] if mask is None else mask.shape[1]
+            if full == ids.shape[1]:
+                cache.check_prompt(ids)
+        return self._generate(inputs, *args, **kwargs)
+
+
+def cache_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a cache of ours or None
+    """The cache of ours among a call's arguments, under either of its names, or None."""
+    for given in (kwargs.get("cache"), kwargs.get("past_key_values"), *args):
+        if hasattr(given, "expect_call"):
+            return given
+    return None
+
+
+def _before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    cache = cache_in(args, kwargs)
+    if cache is not None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        cache.expect_call(model, ids if isinstance(ids, Tensor) else None)
+
+
+def _after(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+    del model
+    cache = cache_in(args, kwargs)
+    if cache is not None:
+        # torch calls this with no output when the forward raised
+        cache.end_call(failed=output is None)
