@@ -1,0 +1,62 @@
+"""The `kvplane` command: one file a command, imported when it is called.
+
+Exit codes: 0 done; 2 refused, with the reason on stderr; 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from kvplane._version import __version__
+from kvplane.errors import KVPlaneError
+
+REFUSED = 2
+INTERRUPTED = 130
+
+# name, where the function is, what `--help` says: text here, so that help imports no command
+COMMANDS = (
+    ("footprint", "kvplane.cli.footprint:footprint", "Bytes that a model's sessions take."),
+)
+
+
+def make_app() -> App:
+    """The command line, with every command registered and none imported."""
+    app = App(
+        name="kvplane",
+        help="Exact, portable KV storage for hybrid-attention language models.",
+        version=__version__,
+        result_action="return_none",
+        exit_on_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for name, where, text in COMMANDS:
+        app.command(where, name=name, help=text)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: None takes the process's own.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        make_app()(arguments)
+        sys.stdout.flush()
+    except CycloptsError:
+        # it has printed itself
+        return REFUSED
+    except KVPlaneError as error:
+        print(f"kvplane: {error}", file=sys.stderr)  # noqa: T201 - the one place that does
+        return REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # whoever read has seen enough; what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

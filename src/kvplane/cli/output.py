@@ -1,0 +1,53 @@
+"""What commands print: tables for people, plain lines when piped."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+# a terminal narrower than this gets the human units on a line of their own
+WIDE = 120
+PIPED_WIDTH = 1000
+
+
+def console() -> Console:
+    """Standard output; without colours, frames and wrapping unless it is a terminal."""
+    out = Console(highlight=False, soft_wrap=False)
+    return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+
+
+def human(nbytes: int) -> str:
+    """Bytes in the largest unit that leaves at least one of it: "78.0 MiB", "1.70 GiB"."""
+    size = float(nbytes)
+    unit = 0
+    while size >= 1024 and unit < len(UNITS) - 1:  # noqa: PLR2004 - a KiB
+        size /= 1024
+        unit += 1
+    return f"{nbytes} B" if unit == 0 else f"{size:.{max(1, unit - 1)}f} {UNITS[unit]}"
+
+
+def both(nbytes: int, out: Console) -> str:
+    """Bytes with separators, and in human units."""
+    gap = "\n" if out.is_terminal and out.width < WIDE else "  "
+    return f"{nbytes:,}{gap}{human(nbytes)}"
+
+
+def print_table(
+    out: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """A table of numbers, aligned on the right; a first column without a header names its rows."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if out.is_terminal else None,
+        pad_edge=False,
+    )
+    for name in header:
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+    out.print()
