@@ -1,0 +1,15 @@
+"""What format 1 allows; checked before memory is taken."""
+
+FORMAT = 1
+BLOCK = 256
+HEADER_NBYTES = 1 << 20
+DOCUMENT_NBYTES = 64 << 20
+NODE_NBYTES = 16 << 10
+ROOT_NBYTES = 1 << 10
+JSON_DEPTH = 16
+SPANS = 1 << 17
+TOKENS = 1 << 24
+LAYERS = 1024
+INTEGER_STOP = 1 << 53
+# rows that a sliding group's first piece may reach back to begin on a block's edge
+ROUND_DOWN = 32
