@@ -29,6 +29,8 @@ from kvplane.integrations.transformers.running import RunningStates
 from kvplane.session import Session
 from kvplane.step import Step
 
+Opened = Callable[[Tensor], Session]
+
 
 class Chart:
     """The session behind a cache, and the step that is open in it.
@@ -44,7 +46,7 @@ class Chart:
         self,
         owned: Sequence[int],
         running: RunningStates,
-        opened: Callable[[Tensor], Session],
+        opened: Opened,
         *,
         remembers: bool,
     ) -> None:

@@ -34,23 +34,23 @@ class LayerKind:
     """One layer as transformers describes it.
 
     Args:
-        name: transformers' name for it.
+        kind: transformers' name for it.
         sliding_window: keys a query sees, its own included; None for other layers.
         options: what transformers' own layer class takes.
     """
 
-    name: str
+    kind: str
     sliding_window: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def in_store(self) -> bool:
         """Whether the store holds the layer's rows."""
-        return self.name in (FULL, SLIDING)
+        return self.kind in (FULL, SLIDING)
 
     def own_layer(self) -> Any:  # noqa: ANN401 - transformers' class
         """A new layer of transformers' own class."""
-        return DYNAMIC_LAYER_TYPE_MAPPING[self.name](**self.options)
+        return DYNAMIC_LAYER_TYPE_MAPPING[self.kind](**self.options)
 
 
 def text_config(config: Any) -> Any:  # noqa: ANN401 - any transformers config
@@ -81,11 +81,11 @@ def kinds_of(config: Any) -> tuple[LayerKind, ...]:  # noqa: ANN401 - any transf
             if type(window) is not int or window < 1:
                 reason = "a sliding layer needs a window of at least 1"
                 raise GeometryError(field=f"{where}.sliding_window", value=window, reason=reason)
-            kinds.append(LayerKind(name=name, sliding_window=window))
+            kinds.append(LayerKind(kind=name, sliding_window=window))
         elif name == FULL:
-            kinds.append(LayerKind(name=name))
+            kinds.append(LayerKind(kind=name))
         elif name in DYNAMIC_LAYER_TYPE_MAPPING:
-            kinds.append(LayerKind(name=name, options=dict(own)))
+            kinds.append(LayerKind(kind=name, options=dict(own)))
         else:
             reason = "is a kind that neither the store nor transformers' caches know"
             raise GeometryError(field=where, value=name, reason=reason)
@@ -111,7 +111,7 @@ def geometry_of(config: Any, kinds: tuple[LayerKind, ...], dtype: str) -> ModelG
         facts = geometry.layers[layer]
         if kind.in_store:
             agrees = facts.owns_rows and (facts.kind, facts.sliding_window) == (
-                kind.name,
+                kind.kind,
                 kind.sliding_window,
             )
         else:
@@ -120,6 +120,6 @@ def geometry_of(config: Any, kinds: tuple[LayerKind, ...], dtype: str) -> ModelG
             raise GeometryError(
                 field=f"layers[{layer}]",
                 value=(facts.kind, facts.sliding_window),
-                reason=f"transformers says {kind.name} with window {kind.sliding_window}",
+                reason=f"transformers says {kind.kind} with window {kind.sliding_window}",
             )
     return geometry

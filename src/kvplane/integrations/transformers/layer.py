@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from kvplane.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from kvplane.integrations.transformers.cache import HybridCache
+    from kvplane.integrations.transformers.host import HostCache
 
 
 class StoreLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # the host's is untyped
@@ -27,7 +27,7 @@ class StoreLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # the host's
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, cache: "HybridCache", layer: int, sliding_window: int | None) -> None:
+    def __init__(self, cache: "HostCache", layer: int, sliding_window: int | None) -> None:
         self._cache = cache
         self._layer = layer
         self.sliding_window = sliding_window

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import transformers
 
 from kvplane.errors import ArgumentError
@@ -60,20 +59,19 @@ def context_of(config: Any) -> int:  # noqa: ANN401 - any transformers config
     return named if type(named) is int and named > 0 else DEFAULT_CONTEXT
 
 
-def one_device(model: Any) -> torch.device:  # noqa: ANN401 - any model
-    """The device of a model that sits on one.
+def check_one_device(model: Any) -> None:  # noqa: ANN401 - any transformers model
+    """Refuse a model whose layers are spread over several devices.
 
     Raises:
-        ArgumentError: its layers are spread over several.
+        ArgumentError: names the devices.
     """
-    spread = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    spread = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(spread) > 1:
         raise ArgumentError(
             argument="model",
             expected="all layers on one device: a session's rows live on one",
-            got=f"device_map over {sorted(spread)}",
+            got=f"a device_map over {sorted(spread)}",
         )
-    return torch.device(getattr(model, "device", "cpu"))
 
 
 def numerics_of(options: Options, base: dict[str, Any], kernel: str | None) -> dict[str, Any]:
