@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import resources
+from math import inf
 from typing import Any, Self
 
 from kvplane import configs
@@ -44,9 +45,10 @@ class Rotary:
     scaling: tuple[tuple[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.base > 0:
-            raise GeometryError(field="rotary.base", value=self.base, reason="must be above 0")
-        if self.dim < 1 or self.dim % 2:
+        if type(self.base) not in (int, float) or not 0 < self.base < inf:
+            reason = "must be a finite number above 0"
+            raise GeometryError(field="rotary.base", value=self.base, reason=reason)
+        if type(self.dim) is not int or self.dim < 1 or self.dim % 2:
             raise GeometryError(field="rotary.dim", value=self.dim, reason="must be even, not 0")
         if self.convention not in CONVENTIONS:
             reason = f"must be one of {CONVENTIONS}"
@@ -159,6 +161,10 @@ class ModelGeometry:
 
     def _check(self, layer: int, geometry: LayerGeometry) -> None:
         where = f"layers[{layer}]"
+        if geometry.kind not in configs.ROWLESS and not geometry.has_attention:
+            known = ", ".join((SLIDING, FULL, *configs.ROWLESS))
+            reason = f"must be one of {known}"
+            raise GeometryError(field=f"{where}.kind", value=geometry.kind, reason=reason)
         if not geometry.has_attention:
             if geometry.num_kv_heads or geometry.sliding_window is not None:
                 reason = f"must be unset: a {geometry.kind} layer holds no rows"
@@ -188,7 +194,7 @@ class ModelGeometry:
 
     def _check_owner(self, where: str, layer: int, owner: int) -> None:
         field = f"{where}.shares_kv_with"
-        if not 0 <= owner < layer or not self.layers[owner].owns_rows:
+        if owner not in range(layer) or not self.layers[owner].owns_rows:
             reason = "must be an earlier layer that owns rows"
             raise GeometryError(field=field, value=owner, reason=reason)
         mine, theirs = self.layers[layer], self.layers[owner]
@@ -323,7 +329,7 @@ class ModelGeometry:
             return cls(
                 layers=tuple(_layer(layer) for layer in facts["layers"]), dtype=facts["dtype"]
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise GeometryError(field="geometry", value=facts, reason=f"lacks {error}") from error
 
 

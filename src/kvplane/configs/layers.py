@@ -63,6 +63,15 @@ def read(config: object, *, dtype: str | None) -> Facts:
     Raises:
         GeometryError: names the field that is missing, unknown, impossible or not supported.
     """
+    try:
+        return _read(config, dtype)
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        # fields of a configuration from anywhere may hold anything
+        reason = f"cannot be understood: {error}"
+        raise GeometryError(field="config", value=type(config).__name__, reason=reason) from error
+
+
+def _read(config: object, dtype: str | None) -> Facts:
     text = _text_of(_loaded(config))
     num_layers = Fields(text).size("num_hidden_layers")
     if num_layers > MAX_LAYERS:
@@ -159,7 +168,7 @@ def _kinds(text: Fields, layers: Sequence[Fields]) -> list[str]:
         raise GeometryError(field="layer_types", value=list(kinds), reason=reason)
     known = []
     for layer, name in enumerate(kinds[:num_layers]):
-        kind = LEGACY.get(name, name)
+        kind = LEGACY.get(str(name), str(name))
         if kind not in ATTENTION and kind not in ROWLESS:
             reason = REFUSED.get(kind, "is no kind of layer known here")
             if kind in REFUSED:
@@ -188,6 +197,9 @@ def _owners(text: Fields, kinds: Sequence[str]) -> list[int | None]:
             reason = f"must be within [0, {len(kinds)}]"
             raise GeometryError(field="num_kv_shared_layers", value=num_shared, reason=reason)
         modes = [None] * (len(kinds) - num_shared) + ["reuse"] * num_shared
+    if len(modes) != len(kinds):
+        reason = f"has {len(modes)} entries, num_hidden_layers is {len(kinds)}"
+        raise GeometryError(field="kv_sharing_modes", value=modes, reason=reason)
     owners: list[int | None] = []
     newest: dict[str, int] = {}
     for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=True)):

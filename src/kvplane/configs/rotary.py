@@ -102,13 +102,16 @@ def _positive(field: str, value: object) -> float:
 
 def _parameters(kind: str, fields: Fields) -> Mapping[str, Any]:
     """This kind of layer's rotary parameters; empty for none."""
-    parameters: object = fields.get("rope_parameters")
-    if parameters is None:
-        parameters = _legacy_parameters(kind, fields)
-    if not isinstance(parameters, Mapping):
-        raise GeometryError(field="rope_parameters", value=parameters, reason="must be an object")
+    name = "rope_parameters"
+    parameters = _mapping(name, fields.get(name, _legacy_parameters(kind, fields)))
     if any(key.endswith("_attention") for key in parameters):
-        return parameters.get(kind) or {}
+        return _mapping(name, parameters.get(kind) or {})
+    return parameters
+
+
+def _mapping(field: str, parameters: object) -> Mapping[str, Any]:
+    if not isinstance(parameters, Mapping):
+        raise GeometryError(field=field, value=parameters, reason="must be an object")
     return parameters
 
 
@@ -121,7 +124,7 @@ def _legacy_parameters(kind: str, fields: Fields) -> Mapping[str, Any]:
         return {"rope_theta": local_theta}
     return {
         "partial_rotary_factor": fields.get("partial_rotary_factor"),
-        **fields.get("rope_scaling", {}),
+        **_mapping("rope_scaling", fields.get("rope_scaling", {})),
         "rope_theta": theta,
     }
 
