@@ -14,7 +14,6 @@ from kvplane.geometry import (
     LayerGeometry,
     ModelGeometry,
     Rotary,
-    preset_names,
 )
 
 SHAPE = {"num_kv_heads": 2, "head_dim": 16, "value_head_dim": 16}
@@ -357,73 +356,3 @@ def test_the_scaling_of_a_rotation_is_written_as_an_object_of_lists():
     written = geometry.to_dict()["layers"][0]["rotary"]["scaling"]
 
     assert {"long_factor": [1.0, 2.5], "rope_type": "longrope"} == written
-
-
-# presets
-
-# layers, full ones, KV heads, head_dim, window, dtype: the models' published numbers
-PUBLISHED = {
-    "command-r7b": (32, 8, 8, 128, 4096, "bfloat16"),
-    "exaone-4-32b": (64, 16, 8, 128, 4096, "bfloat16"),
-    "gemma-3-270m": (18, 3, 1, 256, 512, "bfloat16"),
-    "gemma-3-1b": (26, 4, 1, 256, 512, "bfloat16"),
-    "gemma-3-4b": (34, 5, 4, 256, 1024, "bfloat16"),
-    "gemma-3-12b": (48, 8, 8, 256, 1024, "bfloat16"),
-    "gemma-3-27b": (62, 10, 16, 128, 1024, "bfloat16"),
-    "gpt-oss-20b": (24, 12, 8, 64, 128, "bfloat16"),
-    "gpt-oss-120b": (36, 18, 8, 64, 128, "bfloat16"),
-    "muse-glimmer-30b": (52, 13, 2, 128, 2048, "float16"),
-    "olmo-3-7b": (32, 8, 32, 128, 4096, "bfloat16"),
-}
-
-
-def test_every_preset_is_checked_against_published_numbers():
-    assert sorted(PUBLISHED) == preset_names()
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_preset_has_the_models_published_numbers(name):
-    num_layers, num_full, heads, dim, window, dtype = PUBLISHED[name]
-    geometry = ModelGeometry.preset(name)
-    ring, plane = sorted(geometry.groups, key=lambda group: group.kind, reverse=True)
-
-    assert num_layers == len(geometry.layers)
-    assert num_full == len(plane.layers)
-    assert (heads, dim, dim) == (ring.num_kv_heads, ring.head_dim, ring.value_head_dim)
-    assert (heads, dim, dim) == (plane.num_kv_heads, plane.head_dim, plane.value_head_dim)
-    assert (window, None) == (ring.sliding_window, plane.sliding_window)
-    assert dtype == geometry.dtype
-
-
-def test_the_full_layers_of_three_presets_are_not_rotated():
-    nope = {
-        name
-        for name in PUBLISHED
-        if any(
-            layer.kind == FULL and layer.rotary is None
-            for layer in ModelGeometry.preset(name).layers
-        )
-    }
-
-    assert {"command-r7b", "exaone-4-32b", "muse-glimmer-30b"} == nope
-
-
-def test_muse_glimmer_turns_neighbours_at_a_base_of_500000():
-    geometry = ModelGeometry.preset("muse-glimmer-30b")
-
-    assert Rotary(base=500_000.0, dim=128, convention="interleaved") == geometry.layers[0].rotary
-
-
-def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(GeometryError) as refused:
-        ModelGeometry.preset("muse-glimer-30")
-
-    assert ("preset", "muse-glimer-30") == (refused.value.field, refused.value.value)
-    assert "no preset of that name; nearest: muse-glimmer-30b" == refused.value.reason
-
-
-def test_a_preset_that_is_like_none_names_them_all():
-    with pytest.raises(GeometryError) as refused:
-        ModelGeometry.preset("??")
-
-    assert refused.value.reason.endswith(", ".join(preset_names()))
