@@ -1,0 +1,162 @@
+"""Rows in and out on a GPU, any strides, in one launch each.
+
+    store_rows    key, value [batch, tokens, kv_head, dim] into rows
+    gather_rows   rows as fresh token-major tensors, in the order asked
+
+Input of the plane's dtype is copied; float32 is rounded to nearest even in the kernel, infinities
+included. Which rows are meant is the caller's: two source rows never aim at one row.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+# ruff: noqa: N803, ANN001, ANN202 - sizes known at compile time are in capitals, as in Triton's own
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvplane.errors import ArgumentError
+from kvplane.kernels.vectorized import RowPlane
+
+TOKENS = 16
+
+
+def store_rows(plane: RowPlane, rows: Tensor, key: Tensor, value: Tensor) -> None:
+    """Copy or round `[batch, tokens, kv_head, dim]` into `rows`, int64 [tokens], distinct.
+
+    Raises:
+        ArgumentError: a dtype that is neither the plane's nor float32, or a shape that does not
+            fit. Nothing was written.
+    """
+    _check_rows(rows, key)
+    _check_source(plane, key, value)
+    _store(plane, key, value, rows=rows, first_row=0, seam=0)
+
+
+def store_runs(plane: RowPlane, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
+    """The same at consecutive rows, in at most two runs of which the second begins at row 0.
+
+    Raises:
+        ArgumentError: as above, or other runs. Nothing was written.
+    """
+    _check_source(plane, key, value)
+    seam = seam_of(runs)
+    held = sum(len(run) for run in runs)
+    if held != key.shape[1]:
+        raise ArgumentError(argument="runs", expected=f"{key.shape[1]} rows", got=held)
+    if held:
+        _store(plane, key, value, rows=None, first_row=runs[0].start, seam=seam)
+
+
+def gather_rows(plane: RowPlane, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Key and value of `rows`, int64 [tokens], as fresh `[batch, tokens, kv_head, dim]`."""
+    batch, _, heads, _ = plane.key.shape
+    outs = []
+    for source in (plane.key, plane.value):
+        out = source.new_empty((batch, rows.shape[0], heads, source.shape[-1]))
+        if rows.shape[0]:
+            _launch(out, source, rows, first_row=0, seam=0, stores=False)
+        outs.append(out)
+    return outs[0], outs[1]
+
+
+def seam_of(runs: Sequence[range]) -> int:
+    """The row at which rows go on at row 0; 2^62 when one run holds them all.
+
+    Raises:
+        ArgumentError: no run, more than two, or a second that begins elsewhere.
+    """
+    if len(runs) == 1 or (len(runs) == 2 and not runs[1].start):  # noqa: PLR2004 - a ring's two
+        return runs[0].stop if len(runs) > 1 else 2**62
+    raise ArgumentError(argument="runs", expected="one, or two with the second from 0", got=runs)
+
+
+def _check_rows(rows: Tensor, key: Tensor) -> None:
+    if rows.dtype is not torch.int64 or rows.shape != key.shape[1:2]:
+        expected = f"int64 [{key.shape[1]}]"
+        raise ArgumentError(argument="rows", expected=expected, got=(rows.dtype, rows.shape))
+
+
+def _check_source(plane: RowPlane, key: Tensor, value: Tensor) -> None:
+    for name, source, target in (("key", key, plane.key), ("value", value, plane.value)):
+        if source.dtype not in (target.dtype, torch.float32):
+            expected = f"{target.dtype} or torch.float32"
+            raise ArgumentError(argument=name, expected=expected, got=source.dtype)
+        wanted = (target.shape[0], key.shape[1], *target.shape[2:])
+        if source.shape != wanted:
+            raise ArgumentError(argument=name, expected=str(wanted), got=tuple(source.shape))
+
+
+def _store(
+    plane: RowPlane, key: Tensor, value: Tensor, *, rows: Tensor | None, first_row: int, seam: int
+) -> None:
+    if key.shape[1]:
+        _launch(key, plane.key, rows, first_row=first_row, seam=seam, stores=True)
+        _launch(value, plane.value, rows, first_row=first_row, seam=seam, stores=True)
+
+
+def _launch(
+    tokens: Tensor, plane: Tensor, rows: Tensor | None, *, first_row: int, seam: int, stores: bool
+) -> None:
+    batch, count, heads, dim = tokens.shape
+    grid = (triton.cdiv(count, TOKENS), heads, batch)
+    _move[grid](
+        tokens,
+        plane,
+        rows,
+        first_row,
+        seam,
+        count,
+        *tokens.stride(),
+        *plane.stride(),
+        DIM=dim,
+        DIM_PAD=triton.next_power_of_2(dim),
+        TOKENS=TOKENS,
+        HAS_ROWS=rows is not None,
+        STORES=stores,
+    )
+
+
+@triton.jit(do_not_specialize=["first_row", "seam", "count"])
+def _move(
+    tokens,
+    plane,
+    rows,
+    first_row,
+    seam,
+    count,
+    t_batch,
+    t_token,
+    t_head,
+    t_dim,
+    p_batch,
+    p_row,
+    p_head,
+    p_dim,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    STORES: tl.constexpr,
+):
+    head = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    held = token < count
+    if HAS_ROWS:
+        row = tl.load(rows + token, mask=held, other=0)
+    else:
+        row = first_row + token
+        row -= tl.where(row >= seam, seam, 0)
+    dim = tl.arange(0, DIM_PAD).to(tl.int64)
+    mask = held[:, None] & (dim < DIM)[None, :]
+    token_at = tokens + sequence * t_batch + head * t_head
+    token_at += token[:, None] * t_token + dim[None, :] * t_dim
+    plane_at = plane + sequence * p_batch + head * p_head
+    plane_at += row[:, None] * p_row + dim[None, :] * p_dim
+    if STORES:
+        tl.store(plane_at, tl.load(token_at, mask=mask).to(plane.dtype.element_ty), mask=mask)
+    else:
+        tl.store(token_at, tl.load(plane_at, mask=mask), mask=mask)
