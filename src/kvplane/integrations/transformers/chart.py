@@ -98,13 +98,11 @@ class Chart:
         """
         if not self.running:
             return
-        if self.step is not None and not self.is_written:
-            self.abort()
-        if self.running.marked == self.seen:
-            if self.step is None and self.running.changed():
-                self.running.restore()
-        else:
+        self.settle()
+        if self.running.marked != self.seen:
             self.running.mark(self.seen)
+        elif self.running.changed():
+            self.running.restore()
 
     def begin_layer(self, layer: int) -> None:
         """A layer that is not the store's begins; a call may begin with it unannounced."""
@@ -140,14 +138,8 @@ class Chart:
         if layer == self.owned[0]:
             self.settle()
             step = self._begin(key, position_ids, ids)
-        elif self.step is None:
-            missing = [each for each in self.owned if each < layer]
-            raise StepIncomplete(layers=missing, aborted=True)
         else:
-            step = self.step
-            if layer in step.written:
-                self.abort()
-                raise LayerRepeated(layer=layer)
+            step = self._ongoing(layer)
         try:
             self._check(layer, key, value)
             if self._batched:
@@ -157,6 +149,19 @@ class Chart:
         except BaseException:
             self.abort()
             raise
+        return step
+
+    def _ongoing(self, layer: int) -> Step:
+        """The open step, for a layer that is not the first."""
+        if self.step is not None and self.is_written:
+            self.settle()
+        step = self.step
+        if step is None:
+            missing = [each for each in self.owned if each < layer]
+            raise StepIncomplete(layers=missing, aborted=True)
+        if layer in step.written:
+            self.abort()
+            raise LayerRepeated(layer=layer)
         return step
 
     def _begin(self, key: Tensor, position_ids: Tensor | None, ids: Tensor | None) -> Step:

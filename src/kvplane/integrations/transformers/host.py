@@ -175,8 +175,9 @@ class HostCache(Cache):
         self._chart.select(places, "batch_repeat_interleave", repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Only these sequences."""
-        places = torch.arange(max(0, self.batch_size))[indices.cpu()].tolist()
+        """Only these sequences: their places, or a mask over all."""
+        chosen = indices.nonzero()[:, 0] if indices.dtype is torch.bool else indices
+        places = chosen.tolist()
         self._chart.select(places, "batch_select_indices", indices)
 
     def close(self) -> None:
