@@ -1,0 +1,78 @@
+"""Chosen sizes of the Triton kernels, by shape; nothing is tuned while a model runs.
+
+A size that changes the order of summation (block, split, splits, tokens, warps) belongs to TABLE:
+a new choice for a shape is another table, and the table's number is part of a store's numerics.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+# a change of any size below, or of the kernels' arithmetic, is another table
+TABLE = 1
+
+# of a decode over a full plane: splits grow with the position, in steps of `split`
+FULL_SPLITS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How one call is cut.
+
+    Args:
+        tokens: queries of a program; tiles begin at multiples of it.
+        block: keys of one turn of the loop.
+        split: keys of a program at least, at multiples of `split`; a multiple of block.
+        num_splits: programs beside each other over the keys; 1 reduces in one walk.
+        num_warps: of a program.
+        num_stages: loads in flight.
+        dims: value dimensions of a program that combines.
+        early: whether the combining kernel is launched before the sums are complete, and waits.
+    """
+
+    tokens: int
+    block: int
+    split: int
+    num_splits: int
+    num_warps: int
+    num_stages: int
+    dims: int = 32
+    early: bool = False
+
+
+def decode_sizes(
+    *, tokens: int, group: int, head_dim: int, dtype: torch.dtype, window: int | None
+) -> Sizes:
+    """For up to `tokens` queries of one sequence (a power of two), over keys in splits."""
+    wide = head_dim * dtype.itemsize > 256  # noqa: PLR2004 - bytes of a row: two would not fit
+    block = 32 if wide or window is not None else 64
+    split, num_splits = block, FULL_SPLITS
+    if window is not None:
+        # about 64 splits of a long window; short ones get a block each
+        split = block * max(1, triton.next_power_of_2(triton.cdiv(window, 64 * block)))
+        num_splits = triton.next_power_of_2((window + tokens - 2) // split + 2)
+    rows = tokens * triton.next_power_of_2(group)
+    return Sizes(
+        tokens=tokens,
+        block=block,
+        split=split,
+        num_splits=num_splits,
+        num_warps=4,
+        num_stages=2 if wide or rows > 64 or window is not None else 3,  # noqa: PLR2004
+    )
+
+
+def prefill_sizes(*, group: int, head_dim: int, dtype: torch.dtype) -> Sizes:
+    """For many queries, each tile over its keys in one walk."""
+    padded = triton.next_power_of_2(group)
+    wide = head_dim * dtype.itemsize > 256  # noqa: PLR2004
+    rows = 64 if dtype.itemsize > 2 else 128  # noqa: PLR2004
+    return Sizes(
+        tokens=max(1, rows // padded),
+        block=32 if dtype.itemsize > 2 else 64,  # noqa: PLR2004
+        split=0,
+        num_splits=1,
+        num_warps=8 if wide or rows > 64 else 4,  # noqa: PLR2004
+        num_stages=2,
+    )
