@@ -206,12 +206,13 @@ def checked_device(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def check_count(argument: str, count: object, least: int) -> None:
-    """Refuse what is no whole number, or too small, or huge: ArgumentError."""
+def check_count(argument: str, count: object, least: int) -> int:
+    """The count as an int, unless it is no whole number, or too small, or huge: ArgumentError."""
     number = whole(count)
     if number is None or not least <= number < COUNT_STOP:
         expected = f"a whole number within [{least}, 2^62)"
         raise ArgumentError(argument=argument, expected=expected, got=count)
+    return number
 
 
 def _num_heads(query: object) -> int:

@@ -50,6 +50,8 @@ class RingCursor:
     max_context: int | None = None
 
     def __post_init__(self) -> None:
+        for argument in ("capacity", "length", "origin_logical", "origin_physical"):
+            _check_whole(argument, getattr(self, argument))
         if self.capacity < 1:
             raise ArgumentError(argument="capacity", expected="at least 1", got=self.capacity)
         if not 0 <= self.length <= self.capacity:
@@ -66,6 +68,11 @@ class RingCursor:
                 expected=f"within [0, {self.capacity})",
                 got=self.origin_physical,
             )
+        if self.max_context is not None:
+            _check_whole("max_context", self.max_context)
+            if self.next_position > self.max_context:
+                expected = f"at least {self.next_position}, the next position"
+                raise ArgumentError(argument="max_context", expected=expected, got=self.max_context)
 
     @property
     def next_position(self) -> int:
@@ -86,6 +93,7 @@ class RingCursor:
         Raises:
             CacheDiscontinuity: `position` is not the next one. The cursor is unchanged.
             ContextFull: `position` is not below max_context. The cursor is unchanged.
+            ArgumentError: `position` is no whole number. The cursor is unchanged.
         """
         self._check(position, 1)
         row = self._row(position)
@@ -101,8 +109,9 @@ class RingCursor:
         Raises:
             CacheDiscontinuity: `first` is not the next position. The cursor is unchanged.
             ContextFull: the batch would pass max_context. The cursor is unchanged.
-            ArgumentError: `num_tokens` is negative. The cursor is unchanged.
+            ArgumentError: a number is not whole, or `num_tokens` negative. The cursor is unchanged.
         """
+        _check_whole("num_tokens", num_tokens)
         if num_tokens < 0:
             raise ArgumentError(argument="num_tokens", expected="at least 0", got=num_tokens)
         self._check(first, num_tokens)
@@ -177,6 +186,7 @@ class RingCursor:
         return self.capacity, self.length, self.origin_logical, self.origin_physical
 
     def _check(self, first: int, num_tokens: int) -> None:
+        _check_whole("position", first)
         if first != self.next_position:
             raise CacheDiscontinuity(expected=self.next_position, got=first)
         if self.max_context is not None and first + num_tokens > self.max_context:
@@ -191,3 +201,9 @@ class RingCursor:
 
     def _row(self, position: int) -> int:
         return (self.origin_physical + position - self.origin_logical) % self.capacity
+
+
+def _check_whole(argument: str, number: int) -> None:
+    # True is 1 and 3.0 is 3 to every comparison below
+    if type(number) is not int:
+        raise ArgumentError(argument=argument, expected="a whole number", got=number)

@@ -74,11 +74,11 @@ class KVStore:
             raise ArgumentError(argument="geometry", expected="a ModelGeometry", got=geometry)
         if not geometry.groups:
             raise ArgumentError(argument="geometry", expected="layers with rows", got=geometry)
-        check_count("max_context", max_context, 1)
-        check_count("slack", slack, 0)
-        check_count("row_floor", row_floor, 1)
+        max_context = check_count("max_context", max_context, 1)
+        slack = check_count("slack", slack, 0)
+        row_floor = check_count("row_floor", row_floor, 1)
         if limit is not None:
-            check_count("limit", limit, 0)
+            limit = check_count("limit", limit, 0)
         if attention not in ORDERS:
             raise ArgumentError(argument="attention", expected=str(sorted(ORDERS)), got=attention)
         self.slack = slack
@@ -164,17 +164,17 @@ class KVStore:
             LimitReached: its rings would pass the store's limit.
             MemoryUnavailable: they cannot be had.
         """
-        check_count("first_position", first_position, 0)
+        first_position = check_count("first_position", first_position, 0)
         if first_position >= self.max_context:
             raise ArgumentError(
                 argument="first_position", expected=f"below {self.max_context}", got=first_position
             )
         if batch is not None:
-            check_count("batch", batch, 1)
+            batch = check_count("batch", batch, 1)
         if tokens is not None and len(tokens):
             raise ArgumentError(argument="tokens", expected="an empty sequence", got=tokens)
         if first_row is not None:
-            check_count("first_row", first_row, 0)
+            first_row = check_count("first_row", first_row, 0)
             rings = [g.id for g in self.geometry.groups if g.sliding_window is not None]
             smallest = min((self.plan.capacities[name] for name in rings), default=1)
             if first_row >= smallest:
