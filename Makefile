@@ -26,7 +26,7 @@ test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not gpu and not slow"
 
 demo: setup
-	$(BIN)/python examples/wrap_a_ring.py
+	$(BIN)/kvplane demo
 
 fix: setup
 	$(BIN)/ruff check --fix src tests tools bench examples

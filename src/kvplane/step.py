@@ -262,7 +262,7 @@ class Step:
             part, plane, chunk = self._readable(layer)
             out = plan.attend(
                 plane,
-                plane.runs(part.visible(stored=chunk is None)),
+                part.visible(stored=chunk is None),
                 rows,
                 *(chunk or (None, None)),
                 first_key=part.oldest_visible,

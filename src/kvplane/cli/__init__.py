@@ -17,7 +17,21 @@ INTERRUPTED = 130
 
 # name, where the function is, what `--help` says: text here, so that help imports no command
 COMMANDS = (
+    ("demo", "kvplane.cli.demo:demo", "Stop, resume and fork a hybrid model, bits compared."),
     ("footprint", "kvplane.cli.footprint:footprint", "Bytes that a model's sessions take."),
+    ("run", "kvplane.cli.run:run", "Read a prompt and say what follows; keep the session."),
+)
+GROUPS = (
+    (
+        "sessions",
+        "What `kvplane run --session` keeps.",
+        (
+            ("ls", "kvplane.cli.sessions:ls", "List the saved sessions."),
+            ("show", "kvplane.cli.sessions:show", "Say what a saved session holds."),
+            ("rm", "kvplane.cli.sessions:rm", "Forget a saved session."),
+            ("fork", "kvplane.cli.sessions:fork", "Give a saved session a second name."),
+        ),
+    ),
 )
 
 
@@ -33,6 +47,11 @@ def make_app() -> App:
     )
     for name, where, text in COMMANDS:
         app.command(where, name=name, help=text)
+    for group, group_help, commands in GROUPS:
+        part = App(name=group, help=group_help)
+        for name, where, text in commands:
+            part.command(where, name=name, help=text)
+        app.command(part)
     return app
 
 
