@@ -47,6 +47,12 @@ def call(model: Any, cache: Any, ids: Tensor, **facts: Any) -> Tensor:
         return model(input_ids=ids, **given).logits.clone()
 
 
+def call_part(part: Any, cache: Any, ids: Tensor) -> None:
+    """One forward of a decoder without its head."""
+    with torch.no_grad():
+        part(input_ids=ids, **{keyword(part): cache}, use_cache=True)
+
+
 def calls(model: Any, cache: Any, ids: Tensor, sizes: list[int]) -> list[Tensor]:
     """The logits of consecutive forwards of these many tokens."""
     parts = torch.split(ids[:, : sum(sizes)], sizes, dim=1)

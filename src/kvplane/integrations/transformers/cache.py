@@ -67,7 +67,7 @@ class HybridCache(HostCache):
         limit: int | None = None,
     ) -> None:
         watched = model if isinstance(model, nn.Module) else None
-        config = kinds.text_config(model if watched is None else model.config)
+        config = kinds.text_config(getattr(model, "config", None) if watched else model)
         self._config = config
         self._model = None if watched is None else weakref.ref(watched)
         self._options = Options(

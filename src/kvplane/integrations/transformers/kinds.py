@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
 
-from kvplane.errors import GeometryError
+from kvplane.errors import ArgumentError, GeometryError
 from kvplane.geometry import FULL, SLIDING, ModelGeometry
 
 REFUSED = {
@@ -54,7 +54,15 @@ class LayerKind:
 
 
 def text_config(config: Any) -> Any:  # noqa: ANN401 - any transformers config
-    """The part of a config that describes the layers with rows."""
+    """The part of a config that describes the layers with rows.
+
+    Raises:
+        ArgumentError: it is no config of transformers.
+    """
+    if not hasattr(config, "get_text_config"):
+        raise ArgumentError(
+            argument="model", expected="a transformers model or its config", got=config
+        )
     return config.get_text_config(decoder=True)
 
 

@@ -56,7 +56,7 @@ def followed(
         return None
     if num_tokens == 1:
         return [
-            _one(before, row[0], padding=padding)
+            _after(before, row, padding=padding)
             for before, row in zip(last, rows.tolist(), strict=True)
         ]
     ends = rows[:, [0, -1]].tolist()
@@ -67,31 +67,27 @@ def followed(
         if steady[number] and first - 1 in before:
             after.append((end,))
         else:
-            row = rows[number].tolist()
-            after.append(_padded(before, row, padding=padding or NOTHING in before))
+            after.append(_after(before, rows[number].tolist(), padding=padding))
     return after
 
 
-def _one(before: Last, got: int, *, padding: bool) -> Last:
-    if got - 1 in before:
-        return (got,)
-    if got == 0 and NOTHING in before and (padding or len(before) > 1):
-        return (NOTHING, 0)
-    raise CacheDiscontinuity(expected=before[-1] + 1, got=got)
-
-
-def _padded(before: Last, row: Sequence[int], *, padding: bool) -> Last:
-    """The state after a row that begins with padding."""
-    fill = row[0]
-    head = next((place for place, each in enumerate(row) if each != fill), len(row))
-    if padding and fill in FILLS:
-        if head == len(row):
-            return (*before, fill) if fill - 1 in before else before
-        # the first real token may have the padding's number
-        for begin in (head, head - 1):
-            tail = row[begin:]
-            steady = tail == list(range(tail[0], tail[0] + len(tail)))
-            if steady and tail[0] - 1 in before:
-                return (tail[-1],)
-    wrong = next((each for place, each in enumerate(row) if each != before[-1] + 1 + place), row[0])
-    raise CacheDiscontinuity(expected=before[-1] + 1 + list(row).index(wrong), got=wrong)
+def _after(before: Last, row: Sequence[int], *, padding: bool) -> Last:
+    """The ids that the last token of a call may have; refuse a call that no reading explains."""
+    run = next((place for place, each in enumerate(row) if each != row[0]), len(row))
+    found = set()
+    for last in before:
+        heads = [0]
+        # one sequence by itself is padded only where its text begins
+        if row[0] in FILLS and (padding or (last == NOTHING and len(row) > 1)):
+            # the first real token may have the padding's number
+            heads += [run - 1, run]
+        for head in heads:
+            tail = row[head:]
+            if list(tail) == list(range(last + 1, last + 1 + len(tail))):
+                found.add(last + len(tail))
+    if not found:
+        for place, got in enumerate(row):
+            expected = before[-1] + 1 + place
+            if got != expected:
+                raise CacheDiscontinuity(expected=expected, got=got)
+    return tuple(sorted(found))

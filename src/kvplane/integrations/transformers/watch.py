@@ -12,7 +12,7 @@ Two of torch's own forward hooks and an attribute of the one model object; its c
 A cache made for a config watches nothing and checks positions only.
 """
 
-import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +27,8 @@ def watch(model: nn.Module) -> None:
         return
     model.register_forward_pre_hook(_before, with_kwargs=True)
     model.register_forward_hook(_after, with_kwargs=True, always_call=True)
-    generate: Any = getattr(model, "generate", None)
-    if generate is not None:
-        model.__dict__["generate"] = CheckedGenerate(generate)
+    if hasattr(model, "generate"):
+        model.__dict__["generate"] = CheckedGenerate(model, model.__dict__.get("generate"))
     model.__dict__[WATCHED] = True
 
 
@@ -37,13 +36,25 @@ class CheckedGenerate:
     """A model's `generate` that first asks the cache about the prompt.
 
     Args:
-        generate: the bound method; a copy of the model gets a copy of this bound to itself.
+        model: whose; a copy of the model gets a copy of this for itself.
+        before: what was in the model object's way to its class's `generate` before.
     """
 
-    def __init__(self, generate: Callable[..., Any]) -> None:
-        # transformers reads the signature of what it calls
-        functools.update_wrapper(self, generate)
-        self._generate = generate
+    def __init__(self, model: Any, before: Callable[..., Any] | None) -> None:  # noqa: ANN401 - any transformers model
+        self._model = model
+        self._before = before
+
+    @property
+    def _generate(self) -> Callable[..., Any]:
+        if self._before is not None:
+            return self._before
+        generate: Callable[..., Any] = type(self._model).generate.__get__(self._model)
+        return generate
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of what is called: transformers reads it."""
+        return inspect.signature(self._generate)
 
     def __call__(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's signature
         """Generate, once the prompt is known to go on from the cache."""
