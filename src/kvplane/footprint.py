@@ -96,6 +96,8 @@ class Bytes:
         journal: of rows kept until a step is committed.
         capture: of sliding rows kept at cuts inside a step.
         gather: of the window and the step in one tensor, a layer at a time.
+        waiting: of a chunk's rows that wait until its queries have read the old window: of one
+            layer, and of those whose rows other layers read; the step's own, not the store's.
     """
 
     reserved: int = 0
@@ -104,10 +106,11 @@ class Bytes:
     journal: int = 0
     capture: int = 0
     gather: int = 0
+    waiting: int = 0
 
     @property
     def scratch(self) -> int:
-        """Everything beside the planes."""
+        """What the store keeps beside the planes while a step is open."""
         return self.journal + self.capture + self.gather
 
     def __add__(self, other: "Bytes") -> "Bytes":
@@ -119,6 +122,7 @@ class Bytes:
             capture=self.capture + other.capture,
             # one layer's at a time, whichever group it is of
             gather=max(self.gather, other.gather),
+            waiting=self.waiting + other.waiting,
         )
 
     def __mul__(self, count: int) -> "Bytes":
@@ -254,6 +258,7 @@ def footprint(
     if set(layouts) != set(LAYOUT) or not set(layouts.values()) <= {TOKEN_MAJOR, HEAD_MAJOR}:
         expected = f"{sorted(LAYOUT)} to {HEAD_MAJOR!r} or {TOKEN_MAJOR!r}"
         raise ArgumentError(argument="layout", expected=expected, got=layout)
+    owners = {layer.shares_kv_with for layer in geometry.layers}
     plans = []
     for group in geometry.groups:
         capacity = capacity_of(
@@ -267,17 +272,23 @@ def footprint(
         layer_nbytes = group.row_nbytes * len(group.layers)
         # a cut lies inside a step, before its last token
         seen = 0 if group.sliding_window is None else min(context - 1, group.sliding_window - 1)
+        read_by_others = len(owners.intersection(group.layers))
+        journal = journal_nbytes(
+            group, step, capacity=capacity, speculative=speculative, first=context - step
+        )
+        waits = journal > 0 or step > capacity
         nbytes = Bytes(
             reserved=layer_nbytes * capacity,
             rows_held=layer_nbytes * rows,
             pages_held=len(group.layers)
             * _pages_of(group, rows, capacity=capacity, layout=layouts[group.kind], nbytes=pages),
-            # nothing grows with a later step: the last one takes the most
-            journal=journal_nbytes(
-                group, step, capacity=capacity, speculative=speculative, first=context - step
-            ),
+            # nothing shrinks with a later step: the last one takes the most
+            journal=journal,
             capture=min(cuts, max(step - 1, 0)) * layer_nbytes * seen,
             gather=_gather_rows(group, context, step) * group.row_nbytes if gather else 0,
+            waiting=step * group.row_nbytes * min(read_by_others + 1, len(group.layers))
+            if waits
+            else 0,
         )
         plans.append(GroupPlan(group, capacity, nbytes))
     return Footprint(

@@ -152,6 +152,7 @@ def _scratch(now: Footprint) -> dict[str, int]:
         "pages held": now.session.pages_held,
         "journal of a step": now.session.journal,
         "window and step in one tensor": now.session.gather,
+        "a chunk that waits": now.session.waiting,
     }
 
 
