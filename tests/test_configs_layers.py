@@ -205,7 +205,7 @@ def test_values_may_have_another_dim_than_keys():
 
 
 def test_mimo_has_twice_the_kv_heads_in_its_sliding_layers():
-    geometry = ModelGeometry.from_config(CONFIG_MAPPING["mimo_v2_flash"]())
+    geometry = ModelGeometry.from_config(CONFIG_MAPPING["mimo_v2_flash"](sliding_window=129))
 
     assert {"f0.4x192x128.bf16": 9, "s129.8x192x128.bf16": 39} == {
         group.id: len(group.layers) for group in geometry.groups
