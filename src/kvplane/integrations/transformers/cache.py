@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from kvplane.errors import ArgumentError
+from kvplane.errors import ArgumentError, PositionError
 from kvplane.integrations.transformers import attention, kinds, positions, prompts
 from kvplane.integrations.transformers.host import HostCache
 from kvplane.integrations.transformers.options import (
@@ -146,9 +146,10 @@ class HybridCache(HostCache):
         ids = self._begun() if layer == self._chart.owned[0] else None
         step = self._chart.write(layer, key, value, position_ids=position_ids, ids=ids)
         if self._options.in_store_order:
-            return attention.tag(key, attention.Rows(step, layer, key.shape[0] > 1)), value
+            rows = attention.Rows(step, layer, batched=self._chart.batched)
+            return attention.tag(key, rows), value
         keys, values = step.view(layer).gather()
-        if keys.ndim == 3:  # noqa: PLR2004 - tokens, heads, dim: an ordinary session
+        if not self._chart.batched:
             return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         return keys.transpose(1, 2), values.transpose(1, 2)
 
@@ -235,6 +236,23 @@ class HybridCache(HostCache):
         session = None if chart.session is None else chart.session.fork()
         twin.go_on(session, chart.last, chart.running.copies())
         return twin
+
+    def split(self) -> list[Self]:
+        """One cache a sequence, each without its left padding.
+
+        Raises:
+            ArgumentError: padding cannot be told from text.
+            PositionError: there are states beside the store's rows that count padding too.
+        """
+        self.settle()
+        if self._chart.running:
+            message = "a batch cannot be split: layers beside the store have states of all of it"
+            raise PositionError(message, position=self.seen)
+        caches = []
+        for session in self._chart.apart():
+            caches.append(self._like())
+            caches[-1].adopt(session)
+        return caches
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = self.fork()

@@ -21,10 +21,12 @@ Tokens count as seen from the moment they are written, as with transformers' own
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, LayerRepeated, StepIncomplete, TensorMismatch
 from kvplane.integrations.transformers import positions
+from kvplane.integrations.transformers.batches import apart
 from kvplane.integrations.transformers.running import RunningStates
 from kvplane.session import Session
 from kvplane.step import Step
@@ -61,7 +63,7 @@ class Chart:
         self.wished: set[int] = set()
         self._opened = opened
         self._partial = False
-        self._batched = False
+        self.batched = False
         self._shortest = 0
         self._last_after: list[positions.Last] | None = None
 
@@ -86,7 +88,7 @@ class Chart:
         """Go on from a session made elsewhere."""
         self.session = session
         self.last = last
-        self._batched = session.batch is not None
+        self.batched = session.batch is not None
         self._shortest = min(cursor.capacity for cursor in session.cursors.values())
         session.record(on=self.recording)
 
@@ -142,7 +144,7 @@ class Chart:
             step = self._ongoing(layer)
         try:
             self._check(layer, key, value)
-            if self._batched:
+            if self.batched:
                 step.write(layer, key.transpose(1, 2), value.transpose(1, 2))
             else:
                 step.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
@@ -308,23 +310,41 @@ class Chart:
             self.last = None if self.last is None else [self.last[place] for place in places]
         self.running.each("reorder_cache", sequences)
 
-    def select(self, sequences: Sequence[int], method: str, argument: object) -> None:
-        """Hold these sequences, in this order, instead of all.
+    def select(self, sequences: Sequence[int]) -> None:
+        """Hold these sequences, in this order, each as often as named, instead of all.
 
-        Args:
-            sequences: places, repeated or left out.
-            method: what the other layers call it.
-            argument: what they are given.
+        Raises:
+            ArgumentError: one that is not there. Nothing was changed.
+            PositionError: the model keeps a state that a cache cannot copy. Nothing was changed.
         """
         self.settle()
         self.running.check_held("another batch", self.seen)
-        if self.session is not None:
-            session = self.session
-            self.session = session.store.select(session, sequences)
-            last = None if self.last is None else [self.last[place] for place in sequences]
-            self.adopt(self.session, last)
-            session.close()
-        self.running.each(method, argument)
+        if self.session is None:
+            return
+        session = self.session.store.select(self.session, sequences)
+        if len(sequences) == 1:
+            # a single sequence is an ordinary session: its tensors have no batch axis
+            session.batch = None
+        last = None if self.last is None else [self.last[place] for place in sequences]
+        self.session.close()
+        self.adopt(session, last)
+        self.running.each("reorder_cache", torch.tensor(sequences))
+
+    def apart(self) -> list[Session]:
+        """One ordinary session a sequence, without its padding.
+
+        Raises:
+            ArgumentError: the padding is not known.
+        """
+        self.settle()
+        session = self.session
+        if session is None:
+            return []
+        if self.last is None or any(len(each) > 1 for each in self.last):
+            raise ArgumentError(
+                argument="cache", expected="position ids that tell padding from text", got=self.last
+            )
+        return apart(session, [session.position - 1 - each[0] for each in self.last])
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""

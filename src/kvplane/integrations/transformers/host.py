@@ -172,13 +172,12 @@ class HostCache(Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence `repeats` times."""
         places = [place for place in range(self.batch_size) for _ in range(repeats)]
-        self._chart.select(places, "batch_repeat_interleave", repeats)
+        self._chart.select(places)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only these sequences: their places, or a mask over all."""
         chosen = indices.nonzero()[:, 0] if indices.dtype is torch.bool else indices
-        places = chosen.tolist()
-        self._chart.select(places, "batch_select_indices", indices)
+        self._chart.select(chosen.tolist())
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
