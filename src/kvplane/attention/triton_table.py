@@ -12,6 +12,8 @@ import triton
 # a change of any size below, or of the kernels' arithmetic, is another table
 TABLE = 1
 
+# more queries than this walk their keys without splits
+FEW = 64
 # of a decode over a full plane: splits grow with the position, in steps of `split`
 FULL_SPLITS = 128
 
@@ -39,6 +41,17 @@ class Sizes:
     num_stages: int
     dims: int = 32
     early: bool = False
+
+
+def sizes_of(
+    count: int, *, group: int, head_dim: int, dtype: torch.dtype, window: int | None
+) -> Sizes:
+    """For `count` queries of a sequence; one, few and many are three kinds of call."""
+    if count > FEW:
+        return prefill_sizes(group=group, head_dim=head_dim, dtype=dtype)
+    # a program holds about 64 rows: some tokens of every head of the group
+    tokens = 1 if count == 1 else max(1, min(16, 64 // triton.next_power_of_2(group)))
+    return decode_sizes(tokens=tokens, group=group, head_dim=head_dim, dtype=dtype, window=window)
 
 
 def decode_sizes(

@@ -92,6 +92,7 @@ def walk(
     VALUE_DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
+    ALIGNED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PHYSICAL: tl.constexpr,
     MASKED: tl.constexpr,
@@ -127,6 +128,10 @@ def walk(
             token = position - chunk_first
             keys = tl.where(fresh, chunk_key_at + token * chunk_key_token, keys)
             values = tl.where(fresh, chunk_value_at + token * chunk_value_token, values)
+            if ALIGNED:
+                # a choice of pointers forgets that both are aligned: loads would be narrow
+                keys = tl.multiple_of(keys, [16])
+                values = tl.multiple_of(values, [16])
         keys = keys[:, None] + dim[None, :]
         values = values[:, None] + value_dim[None, :]
         if MASKED:

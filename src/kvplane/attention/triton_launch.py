@@ -1,0 +1,188 @@
+"""Launches the two kernels of `triton_kernels` over tensors: shapes, strides and sizes."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from kvplane.attention import triton_kernels as kernels
+from kvplane.attention.triton_table import Sizes, sizes_of
+from kvplane.errors import ArgumentError
+from kvplane.kernels.vectorized import RowPlane
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Where the keys of one call lie: `origin_row` holds `first_key`, at `seam` rows restart at 0.
+
+    Args:
+        first_query: position of the first query.
+        first_key: oldest position that is there.
+        origin_row: its row.
+        seam: the row after which row 0 follows.
+    """
+
+    first_query: int
+    first_key: int
+    origin_row: int
+    seam: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What is seen, and what scores go through."""
+
+    window: int | None
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or (self.softcap is not None and not self.softcap > 0):
+            got = (self.scale, self.softcap)
+            raise ArgumentError(argument="scale and softcap", expected="above 0", got=got)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a launch does beside attending.
+
+    Args:
+        rule: what is seen, and what scores go through.
+        stores: the chunk is one token whose row is written in the same pass.
+        physical: rows are summed in buffer order; for the contrast only.
+        bases: addresses of planes, one a sequence, in place of the plane's batch axis.
+        sizes: other than the table's; for tuning.
+    """
+
+    rule: Rule
+    stores: bool = False
+    physical: bool = False
+    bases: Tensor | None = None
+    sizes: Sizes | None = None
+
+
+def run(
+    plane: RowPlane,
+    cursor: Cursor | Tensor,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    *,
+    call: Call,
+) -> Tensor:
+    """Attention of `query` over a plane's rows and a chunk, `[batch, tokens, heads, value_dim]`."""
+    rule = call.rule
+    batch, count, heads, dim = query.shape
+    kv_heads, value_dim = plane.key.shape[2], plane.value.shape[-1]
+    group = heads // kv_heads
+    sizes = call.sizes or sizes_of(
+        count,
+        group=group,
+        head_dim=max(dim, value_dim),
+        dtype=plane.key.dtype,
+        window=rule.window,
+    )
+    group_pad = triton.next_power_of_2(group)
+    rows = max(16, sizes.tokens * group_pad)
+    value_pad = max(16, triton.next_power_of_2(value_dim))
+    # tiles begin at multiples of their size: one more may be touched than are filled
+    tiles = 1 if count == 1 else triton.cdiv(count + sizes.tokens - 1, sizes.tokens)
+    query = _dense(query)
+    out = query.new_empty((batch, count, heads, value_dim))
+    # what a call does not need is never read: any tensor stands in for it
+    sums, peaks, chunk_key, chunk_value = query, query, plane.key, plane.value
+    if sizes.num_splits > 1:
+        lead = (batch, kv_heads, tiles, sizes.num_splits, rows)
+        sums = query.new_empty((*lead, value_pad), dtype=torch.float32)
+        peaks = query.new_empty((*lead, 2), dtype=torch.float32)
+    if key is not None and value is not None:
+        chunk_key, chunk_value = _dense(key), _dense(value)
+    sinks = query if rule.sinks is None else rule.sinks
+    cursors, numbers = query, (0, 0, 0, 0)
+    if isinstance(cursor, Tensor):
+        cursors = cursor
+    else:
+        numbers = (cursor.first_key, cursor.origin_row, cursor.seam, cursor.first_query)
+    first_key, origin_row, seam, first_query = numbers
+    place = (cursors, first_query, count, first_key, origin_row, seam)
+    shared = {
+        "WINDOW": rule.window or 0,
+        "GROUP": group,
+        "GROUP_PAD": group_pad,
+        "TOKENS": sizes.tokens,
+        "ROWS": rows,
+        "VALUE_DIM": value_dim,
+        "VALUE_DIM_PAD": value_pad,
+        "SPLIT": sizes.split,
+        "NUM_SPLITS": sizes.num_splits,
+        "DEVICE_CURSOR": isinstance(cursor, Tensor),
+        "HAS_SINKS": rule.sinks is not None,
+        "PHYSICAL": call.physical,
+        "EARLY": sizes.early,
+    }
+    kernels.attend[(tiles * sizes.num_splits, kv_heads, batch)](
+        query,
+        chunk_key,
+        chunk_value,
+        plane.key,
+        plane.value,
+        out,
+        sums,
+        peaks,
+        sinks,
+        query if call.bases is None else call.bases,
+        *place,
+        rule.scale,
+        rule.softcap or 0.0,
+        *query.stride()[:3],
+        *chunk_key.stride()[:3],
+        *chunk_value.stride()[:3],
+        *plane.key.stride()[:3],
+        *plane.value.stride()[:3],
+        *out.stride()[:3],
+        DIM=dim,
+        DIM_PAD=max(16, triton.next_power_of_2(dim)),
+        BLOCK=sizes.block,
+        HAS_CHUNK=key is not None,
+        ALIGNED=all(_aligned(rows) for rows in (chunk_key, chunk_value, plane.key, plane.value)),
+        STORES=call.stores,
+        DEVICE_BASES=call.bases is not None,
+        HAS_SOFTCAP=rule.softcap is not None,
+        PRECISION="ieee" if plane.key.dtype is torch.float32 else "tf32",
+        INTERPRETED=INTERPRETED,
+        num_warps=sizes.num_warps,
+        num_stages=sizes.num_stages,
+        **shared,
+    )
+    if sizes.num_splits > 1:
+        chunks = triton.cdiv(value_dim, sizes.dims)
+        kernels.combine[(count * chunks, heads, batch)](
+            out,
+            sums,
+            peaks,
+            sinks,
+            *place,
+            tiles,
+            *out.stride()[:3],
+            DIMS=sizes.dims,
+            num_warps=4,
+            **({"launch_pdl": True} if sizes.early else {}),
+            **shared,
+        )
+    return out
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor with its last axis dense."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _aligned(rows: Tensor) -> bool:
+    """Whether every row of every head begins at a multiple of 16 bytes."""
+    strides = [stride * rows.element_size() for stride in rows.stride()[:3]]
+    return all(number & 15 == 0 for number in (rows.data_ptr(), *strides))
