@@ -23,6 +23,18 @@ COMMANDS = (
 )
 GROUPS = (
     (
+        "pack",
+        "What lies in a root of packs.",
+        (
+            ("ls", "kvplane.cli.pack:ls", "List sessions and cuts."),
+            ("show", "kvplane.cli.pack:show", "Say what a session or cut holds."),
+            ("verify", "kvplane.cli.pack_verify:verify", "Name what is broken or still usable."),
+            ("du", "kvplane.cli.pack:du", "Say where the bytes are."),
+            ("rm", "kvplane.cli.pack:rm", "Forget sessions or cuts."),
+            ("diff", "kvplane.cli.pack_diff:diff", "Say where two sessions first differ."),
+        ),
+    ),
+    (
         "sessions",
         "What `kvplane run --session` keeps.",
         (

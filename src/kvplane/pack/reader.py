@@ -101,7 +101,7 @@ def load_state(
         ]
         with closing(_Reader(storage, builder, needed_by)) as reader:
             nbytes = reader.run(tasks)
-        states = {} if state.states is None else _states(storage, state, needed_by)
+        states = {} if state.states is None else read_states(storage, state, needed_by)
     except BaseException:
         builder.abandon()
         raise
@@ -193,7 +193,8 @@ def read_blob(storage: Storage, blob: str, *, limit: int, needed_by: str) -> byt
     return data
 
 
-def _states(storage: Storage, state: State, needed_by: str) -> dict[str, Tensor]:
+def read_states(storage: Storage, state: State, needed_by: str) -> dict[str, Tensor]:
+    """The states of recurrent and convolution layers, verified: as `read_blob`."""
     blob = state.states or ""
     data = read_blob(storage, blob, limit=STATES_NBYTES, needed_by=needed_by)
     path = f"{storage.location}/{blob_name(blob)}"
