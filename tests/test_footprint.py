@@ -229,6 +229,8 @@ def test_forks_share_full_pages_or_copy_them():
     assert 4 * ring + plane == now.forks_held(3, shares_pages=True)
     assert 4 * (ring + plane) == now.forks_held(3, shares_pages=False)
     assert ring + plane == now.forks_held(0, shares_pages=True)
+    with pytest.raises(ArgumentError, match="forks: expected a whole number within"):
+        now.forks_held(-1, shares_pages=True)
 
 
 # refusals

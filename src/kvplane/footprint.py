@@ -179,7 +179,11 @@ class Footprint:
         Args:
             num_forks: beside the session itself.
             shares_pages: whether the memory shares full planes' pages (mapped), or copies (heap).
+
+        Raises:
+            ArgumentError: `num_forks` is negative.
         """
+        _whole("forks", num_forks, 0)
         full = self.kind("full_attention").pages_held
         copies = num_forks + 1
         return copies * (self.session.pages_held - full) + (1 if shares_pages else copies) * full

@@ -271,7 +271,7 @@ class ModelGeometry:
         """A model that ships as data: GeometryError, naming the nearest ones."""
         names = preset_names()
         if name not in names:
-            nearest = difflib.get_close_matches(str(name), names, cutoff=0.4) or names
+            nearest = difflib.get_close_matches(str(name), names) or names
             reason = f"no preset of that name; nearest: {', '.join(nearest)}"
             raise GeometryError(field="preset", value=name, reason=reason)
         text = (resources.files("kvplane") / "presets" / f"{name}.json").read_text(encoding="utf-8")

@@ -66,12 +66,13 @@ def footprint(
         )
         for tokens in [*(size for size in CONTEXTS if size < context), context]
     ]
+    facts = _facts(model, plans, slack=slack, forks=forks)
     if plot is not None:
         from kvplane.cli.plots import draw_footprint  # noqa: PLC0415 - an extra
 
         draw_footprint(plot, model, plans)
     if as_json:
-        print(json.dumps(_facts(model, plans, slack=slack, forks=forks)))  # noqa: T201
+        print(json.dumps(facts))  # noqa: T201
         return
     out = console()
     out.print(_summary(model, geometry))

@@ -12,10 +12,18 @@ WIDE = 120
 PIPED_WIDTH = 1000
 
 
+class Output(Console):
+    """A console that leaves a reader's going away to `main`."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on as if nobody had caught it: rich would exit by itself."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output; without colours, frames and wrapping unless it is a terminal."""
-    out = Console(highlight=False, soft_wrap=False)
-    return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+    out = Output(highlight=False)
+    return out if out.is_terminal else Output(highlight=False, width=PIPED_WIDTH)
 
 
 def human(nbytes: int) -> str:
