@@ -19,7 +19,7 @@ from kvplane.footprint import capacity_of
 from kvplane.geometry import ModelGeometry
 from kvplane.ledger import Ledger
 from kvplane.memory import Arena, choose
-from kvplane.orders import ORDERS, order_numerics
+from kvplane.orders import ORDERS, order_numerics, order_of
 from kvplane.plan import (
     StorePlan,
     check_count,
@@ -104,11 +104,11 @@ class KVStore:
                 for group in geometry.groups
             },
             layouts=checked_layouts(layout),
-            attend=ORDERS[attention],
+            attend=order_of(attention, where),
         )
         self.account = Account(limit)
         self.numerics: dict[str, Any] = {
-            **order_numerics(attention),
+            **order_numerics(attention, where),
             "chunk": CHUNK,
             "device": where.type,
             "dtype": str(self.plan.dtype).removeprefix("torch."),
