@@ -60,11 +60,12 @@ def block_digest(parent: bytes, block: int, ids: Sequence[int], aux: Sequence[Au
 
 def packed_ids(ids: Sequence[int]) -> bytes:
     """Ids as u32 LE: ArgumentError outside 32 bits."""
-    try:
-        numbers = np.array(ids, dtype=np.int64)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise ArgumentError(argument="tokens", expected="ids within 32 bits", got=ids) from error
-    if numbers.size and not (int(numbers.min()) >= 0 and int(numbers.max()) < ID_STOP):
+    if not len(ids):
+        return b""
+    # without a dtype: a fraction must not become a whole number, nor a huge one wrap
+    numbers = np.array(ids)
+    whole = numbers.dtype.kind in "iu" and numbers.ndim == 1
+    if not whole or not (0 <= int(numbers.min()) and int(numbers.max()) < ID_STOP):
         raise ArgumentError(argument="tokens", expected="ids within 32 bits", got="others")
     return numbers.astype("<u4").tobytes()
 
