@@ -5,18 +5,16 @@ process; one whose bytes are not its own canonical form is refused.
 """
 
 import json
-import re
 from typing import Any
 
 from blake3 import blake3
 
-from kvplane.errors import PackCorrupt, PackTooLarge, PackVersion
-from kvplane.pack.limits import FORMAT, INTEGER_STOP, JSON_DEPTH
+from kvplane.errors import PackCorrupt, PackVersion
+from kvplane.pack.limits import FORMAT
+from kvplane.pack.strict import loaded
 
 HEX_DIGITS = frozenset("0123456789abcdef")
 DIGEST_LENGTH = 64
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 def digest(*parts: bytes | bytearray | memoryview) -> bytes:
@@ -37,12 +35,21 @@ def is_hex(value: object, *, length: int = DIGEST_LENGTH) -> bool:
     return isinstance(value, str) and len(value) == length and set(value) <= HEX_DIGITS
 
 
-def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """The one JSON text of a value: sorted keys, no spaces, UTF-8."""
+def json_text(value: Any, *, sort_keys: bool) -> bytes:  # noqa: ANN401 - any JSON value
+    """A value's JSON without spaces, in UTF-8; keys sorted, or in the order they stand in.
+
+    Raises:
+        ValueError: half a surrogate pair, which UTF-8 does not have.
+    """
     text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
     return text.encode()
+
+
+def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """The one JSON text of a value: sorted keys, no spaces, UTF-8; as `json_text`."""
+    return json_text(value, sort_keys=True)
 
 
 def sealed(kind: str, document: dict[str, Any]) -> bytes:
@@ -62,27 +69,34 @@ def parsed(data: bytes, path: str) -> dict[str, Any]:
 
     Raises:
         PackCorrupt: no canonical JSON object.
-        PackTooLarge: nested too deeply.
+        PackTooLarge: nested too deeply, or too many values.
         PackVersion: its "format" is another than 1; nothing else was looked at.
     """
-    _check_depth(data, path)
-    try:
-        value = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique,
-            parse_float=_refused,
-            parse_constant=_refused,
-            parse_int=_integer,
-        )
-    except (ValueError, RecursionError) as error:
-        raise PackCorrupt(path=path, what=f"no canonical JSON: {error}") from error
+    value, doubt = loaded(data, path)
     if not isinstance(value, dict):
         raise PackCorrupt(path=path, what="no JSON object")
-    if value.get("format") != FORMAT or isinstance(value.get("format"), bool):
-        raise PackVersion(path=path, expected=FORMAT, got=value.get("format"))
-    if canonical(value) != data:
-        raise PackCorrupt(path=path, what="its bytes are not their canonical form")
+    check_format(value, path)
+    if doubt is not None:
+        raise PackCorrupt(path=path, what=f"no canonical JSON: {doubt}")
+    check_same(data, value, path, sort_keys=True)
     return value
+
+
+def check_format(fields: dict[str, Any], path: str) -> None:
+    """Refuse fields of another format: PackVersion."""
+    number = fields.get("format")
+    if type(number) is not int or number != FORMAT:
+        raise PackVersion(path=path, expected=FORMAT, got=number)
+
+
+def check_same(data: bytes, value: Any, path: str, *, sort_keys: bool) -> None:  # noqa: ANN401
+    """Refuse bytes that are not the one text of their value: PackCorrupt."""
+    try:
+        written = json_text(value, sort_keys=sort_keys)
+    except ValueError as error:
+        raise PackCorrupt(path=path, what=f"no text in UTF-8: {error}") from error
+    if written != data:
+        raise PackCorrupt(path=path, what="its bytes are not their canonical form")
 
 
 def unsealed(kind: str, data: bytes, path: str) -> dict[str, Any]:
@@ -92,34 +106,3 @@ def unsealed(kind: str, data: bytes, path: str) -> dict[str, Any]:
     if document.get("self") != self_digest(kind, body):
         raise PackCorrupt(path=path, what="its self digest is not that of its content")
     return document
-
-
-def _check_depth(data: bytes, path: str) -> None:
-    depth = deepest = 0
-    for byte in _BRACKETS.findall(_STRINGS.sub(b"", data)):
-        depth += 1 if byte in {b"[", b"{"} else -1
-        deepest = max(deepest, depth)
-    if deepest > JSON_DEPTH:
-        raise PackTooLarge(what=f"{path}: JSON depth", limit=JSON_DEPTH, got=deepest)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        message = "a key stands twice"
-        raise ValueError(message)
-    return value
-
-
-def _refused(text: str) -> None:
-    message = f"{text[:40]} is no whole number"
-    raise ValueError(message)
-
-
-def _integer(text: str) -> int:
-    # long digits are refused before they are converted
-    number = int(text) if len(text) < 20 else INTEGER_STOP  # noqa: PLR2004 - digits of 2^53
-    if not -INTEGER_STOP < number < INTEGER_STOP:
-        message = f"{text[:40]} is outside 2^53"
-        raise ValueError(message)
-    return number
