@@ -186,7 +186,7 @@ def test_an_evicted_cut_is_passed_over_and_named():
     grow(session, list(range(256, 300)))
     cut, _ = cache.publish(session, list(range(300)))
     first = set(cache.match(list(range(257)), new_store()).cut.state.blobs)
-    cache.storage.delete(blob_name(sorted(cut.state.blobs - first)[0]))
+    cache.storage.delete(blob_name(min(cut.state.blobs - first)))
     match = cache.match(list(range(301)), new_store())
 
     assert (256, True) == (match.position, "evicted" in match.reason)
@@ -200,13 +200,13 @@ def test_a_cut_whose_blob_turns_out_damaged_is_passed_over_once():
     grow(session, list(range(256, 300)))
     cut, _ = cache.publish(session, list(range(300)))
     shallow = cache.match(list(range(257)), new_store()).cut.state.blobs
-    spoil(storage, sorted(cut.state.blobs - shallow)[0])
+    spoil(storage, min(cut.state.blobs - shallow))
     match, loaded = cache.load(list(range(301)), new_store())
 
     assert (256, 256) == (match.position, loaded.session.position)
     assert "damaged" in match.reason
 
-    spoil(storage, sorted(shallow)[0])
+    spoil(storage, min(shallow))
     with pytest.raises(PackError):
         cache.load(list(range(301)), new_store())
 

@@ -199,7 +199,7 @@ def test_a_missing_blob_is_named_with_who_needs_it():
     store = new_store()
     session = grow(store.open([]), [1, 2])
     save_session(root, "s", session, FINGERPRINT)
-    blob = sorted(read_session(root, "s").state.blobs)[0]
+    blob = min(read_session(root, "s").state.blobs)
     root.delete(blob_name(blob))
 
     with pytest.raises(PackMissing) as refused:
