@@ -15,3 +15,6 @@ LAYERS = 1024
 INTEGER_STOP = 1 << 53
 # rows that a sliding group's first piece may reach back to begin on a block's edge
 ROUND_DOWN = 32
+# of one tensor in a blob of states
+TENSOR_AXES = 8
+STATES_NBYTES = 1 << 32
