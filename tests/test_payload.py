@@ -74,7 +74,11 @@ def test_positions_and_cuts_are_whole_numbers(number):
     with pytest.raises(ArgumentError) as refused:
         handoff(MUSE, number)
 
-    assert ("position", "at least 1") == (refused.value.argument, refused.value.expected)
+    assert ("position", "at least 1", number) == (
+        refused.value.argument,
+        refused.value.expected,
+        refused.value.got,
+    )
 
 
 @given(st.integers(1, 2_000), st.integers(0, 7))
@@ -85,6 +89,16 @@ def test_a_handoff_sends_the_rows_the_receiver_lacks(position, block):
     sliding = len(range(max(cut, position - 600), position))
 
     assert Payload(full=16 * (position - cut), sliding=16 * sliding) == payload
+
+
+def test_every_group_of_a_model_is_sent():
+    layers = small(8).layers + small(4, row=32, num_sliding=2).layers
+    geometry = ModelGeometry(layers=layers, dtype="float16")
+    rings = 16 * 8 + 2 * 32 * 4
+
+    assert Payload(full=100 * (16 + 32), sliding=rings) == handoff(geometry, 100)
+    assert Payload(full=100 * (16 + 32), sliding=rings) == saved_session(geometry, 100)
+    assert Payload(full=256 * (16 + 32), sliding=16 * 7 + 2 * 32 * 3) == published(geometry, 256)
 
 
 # saved sessions
@@ -102,10 +116,10 @@ def test_a_saved_session_has_its_slack_too():
 
 @pytest.mark.parametrize("number", [-1, 1.0, True])
 def test_a_saved_sessions_numbers_are_whole(number):
-    with pytest.raises(ArgumentError, match="slack: expected at least 0"):
+    with pytest.raises(ArgumentError, match=f"^slack: expected at least 0, got {number}$"):
         saved_session(MUSE, 1, slack=number)
     for function in (saved_session, cut_positions, published):
-        with pytest.raises(ArgumentError, match="position: expected at least 0"):
+        with pytest.raises(ArgumentError, match=f"^position: expected at least 0, got {number}$"):
             function(MUSE, number)
 
 

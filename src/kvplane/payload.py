@@ -45,7 +45,8 @@ def handoff(geometry: ModelGeometry, position: int, *, cut: int = 0) -> Payload:
     if type(cut) is not int or not 0 <= cut < position or cut % BLOCK:
         expected = f"a multiple of {BLOCK} within [0, {position})"
         raise ArgumentError(argument="cut", expected=expected, got=cut)
-    return _newest(geometry, position - cut, full_rows=position - cut)
+    num_tokens = position - cut
+    return Payload(full=_full(geometry, num_tokens), sliding=_sliding(geometry, num_tokens))
 
 
 def saved_session(geometry: ModelGeometry, position: int, *, slack: int = 0) -> Payload:
@@ -57,13 +58,15 @@ def saved_session(geometry: ModelGeometry, position: int, *, slack: int = 0) -> 
     _check_position(position)
     if type(slack) is not int or slack < 0:
         raise ArgumentError(argument="slack", expected="at least 0", got=slack)
-    return _newest(geometry, position, full_rows=position, beyond=slack)
+    return Payload(
+        full=_full(geometry, position), sliding=_sliding(geometry, position, beyond=slack)
+    )
 
 
 def cut_every(geometry: ModelGeometry) -> int:
     """Tokens between the cuts that a pack takes by itself: max(2048, 4 x largest window)."""
-    largest = max((group.sliding_window or 0 for group in geometry.groups), default=0)
-    return -(-max(2048, 4 * largest) // BLOCK) * BLOCK
+    windows = [group.sliding_window for group in geometry.groups if group.sliding_window]
+    return -(-max([2048, *(4 * window for window in windows)]) // BLOCK) * BLOCK
 
 
 def cut_positions(geometry: ModelGeometry, position: int) -> list[int]:
@@ -75,7 +78,7 @@ def cut_positions(geometry: ModelGeometry, position: int) -> list[int]:
     _check_position(position)
     every = cut_every(geometry)
     ends = {position, position - position % BLOCK}
-    return sorted({*range(every, position + 1, every), *ends} - {0})
+    return sorted({*range(every, position, every), *ends} - {0})
 
 
 def published(geometry: ModelGeometry, position: int) -> Payload:
@@ -86,23 +89,27 @@ def published(geometry: ModelGeometry, position: int) -> Payload:
     """
     cuts = cut_positions(geometry, position)
     return Payload(
-        full=_newest(geometry, 0, full_rows=position).full,
-        sliding=sum(_newest(geometry, cut, full_rows=0, beyond=-1).sliding for cut in cuts),
+        full=_full(geometry, position),
+        sliding=sum(_sliding(geometry, cut, beyond=-1) for cut in cuts),
     )
 
 
-def _newest(
-    geometry: ModelGeometry, num_tokens: int, *, full_rows: int, beyond: int = 0
-) -> Payload:
-    """Rows of the newest tokens: of full layers as said, of sliding ones a window and `beyond`."""
-    full = sliding = 0
-    for group in geometry.groups:
-        nbytes = group.row_nbytes * len(group.layers)
-        if group.sliding_window is None:
-            full += full_rows * nbytes
-        else:
-            sliding += min(num_tokens, group.sliding_window + beyond) * nbytes
-    return Payload(full=full, sliding=sliding)
+def _full(geometry: ModelGeometry, num_tokens: int) -> int:
+    """Bytes of the full layers' rows of so many tokens."""
+    return sum(
+        num_tokens * group.row_nbytes * len(group.layers)
+        for group in geometry.groups
+        if group.sliding_window is None
+    )
+
+
+def _sliding(geometry: ModelGeometry, num_tokens: int, *, beyond: int = 0) -> int:
+    """Bytes of the sliding layers' rows of the newest tokens: a window and `beyond` at most."""
+    return sum(
+        min(num_tokens, group.sliding_window + beyond) * group.row_nbytes * len(group.layers)
+        for group in geometry.groups
+        if group.sliding_window is not None
+    )
 
 
 def _check_position(position: int) -> None:
