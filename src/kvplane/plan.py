@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvplane.errors import ArgumentError, TensorMismatch
 from kvplane.geometry import LayerGroup, ModelGeometry
+from kvplane.kernels import rounding
 from kvplane.plane import Layout, PlaneShape
 from kvplane.ring import RingCursor
 from kvplane.tokens import whole
@@ -122,7 +123,7 @@ class StorePlan:
                 got=rows.dtype,
             )
         # to nearest even, infinities included, as the chapter's store kernel does
-        return rows.detach().to(self.dtype)
+        return rounding.rounded(rows.detach(), self.dtype)
 
     def query(self, layer: int, query: Tensor, *, batch: int | None, count: int) -> Tensor:
         """The queries of a step as `[batch, tokens, head, dim]`.
