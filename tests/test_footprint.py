@@ -178,6 +178,70 @@ def test_a_rings_capacity_is_whole_pages_or_unrounded(window, max_context, slack
     assert (whole if 8 * (whole - plain) < plain else plain) == capacity
 
 
+# pages
+
+
+def pages_by_hand(group, rows, *, capacity, layout, page_nbytes):
+    """The pages behind the first rows of a plane, from every byte's place."""
+    key, value = group.head_dim * group.itemsize, group.value_head_dim * group.itemsize
+    places = []
+    for row in range(rows):
+        for head in range(group.num_kv_heads):
+            for base, nbytes in ((0, key), (group.num_kv_heads * key, value)):
+                if layout == "NHD":
+                    first = row * group.row_nbytes + base + head * nbytes
+                else:
+                    first = base * capacity + (head * capacity + row) * nbytes
+                places.append(range(first, first + nbytes))
+    return page_nbytes * len({byte // page_nbytes for place in places for byte in place})
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 12),
+    st.integers(0, 5),
+    st.sampled_from([1, 2, 12, 16, 64]),
+    st.sampled_from(["NHD", "HND"]),
+    st.integers(1, 2),
+)
+def test_pages_held_are_those_behind_every_row_that_was_written(
+    heads, dim, value_dim, context, more, page_nbytes, layout, num_sliding
+):
+    geometry = small(
+        7,
+        num_sliding=num_sliding,
+        num_kv_heads=heads,
+        head_dim=dim,
+        value_head_dim=value_dim,
+    )
+    now = footprint(
+        geometry,
+        context=context,
+        max_context=context + more + 1,
+        page_nbytes=page_nbytes,
+        layout={SLIDING: layout, FULL: layout},
+    )
+    for plan in now.groups:
+        pages = pages_by_hand(
+            plan.group,
+            min(context, plan.capacity),
+            capacity=plan.capacity,
+            layout=layout,
+            page_nbytes=page_nbytes,
+        )
+
+        assert len(plan.group.layers) * pages == plan.nbytes.pages_held
+
+
+def test_rings_lie_row_by_row_and_full_planes_head_by_head():
+    geometry = small(64, num_kv_heads=4, head_dim=8)
+    now = footprint(geometry, context=1, max_context=64, page_nbytes=128)
+
+    assert (128, 8 * 128) == (now.kind(SLIDING).pages_held, now.kind(FULL).pages_held)
+
+
 # sums
 
 
@@ -211,8 +275,20 @@ def test_a_plan_is_written_as_json():
 def test_planes_are_reserved_for_max_context_and_hold_what_was_written():
     now = footprint(small(8), context=5, max_context=100)
 
+    assert small(8) == now.geometry
+    assert 1 == now.sessions
     assert (16 * (8 + 100), 16 * (5 + 5)) == (now.session.reserved, now.session.rows_held)
     assert (5, 100) == (now.context, now.max_context)
+
+
+def test_floors_and_pages_reach_every_plane():
+    floor = footprint(small(8), context=5, row_floor=32)
+    whole = footprint(small(120), context=999, page_nbytes=2048)
+    other = footprint(small(120), context=999, page_nbytes=2048, ring_page_nbytes=1)
+
+    assert [32, 32] == [plan.capacity for plan in floor.groups]
+    assert [128, 999] == [plan.capacity for plan in whole.groups]
+    assert [120, 999] == [plan.capacity for plan in other.groups]
 
 
 def test_a_session_that_has_taken_nothing_holds_nothing():

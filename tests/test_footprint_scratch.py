@@ -52,6 +52,13 @@ def test_on_a_full_ring_a_journal_is_the_formula_of_the_store(
     assert 16 * rows == journal_nbytes(ring, num_tokens, capacity=capacity, speculative=speculative)
 
 
+def test_a_step_is_not_speculative_unless_said():
+    ring, _ = small(8).groups
+
+    assert 7 * 16 == journal_nbytes(ring, 20, capacity=8)
+    assert 7 * 16 == footprint(small(8), context=50, step=20).session.journal
+
+
 def test_a_decode_token_needs_no_journal():
     assert 0 == footprint(MUSE, context=131_072, speculative=True).session.scratch
 

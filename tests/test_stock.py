@@ -16,6 +16,8 @@ torch.set_num_threads(1)
 
 S, F = SLIDING, FULL
 PATTERNS = {"SSSF": [S, S, S, F], "FSSF": [F, S, S, F], "FS": [F, S], "S": [S, S], "F": [F]}
+# more layers than rows of a window: the prompt itself takes the most
+PATTERNS["S12F"] = [*[S] * 12, F]
 
 
 class Peak(TorchDispatchMode):

@@ -280,7 +280,7 @@ def footprint(
         journal = journal_nbytes(
             group, step, capacity=capacity, speculative=speculative, first=context - step
         )
-        waits = journal > 0 or step > capacity
+        waits = bool(journal) or step > capacity
         nbytes = Bytes(
             reserved=layer_nbytes * capacity,
             rows_held=layer_nbytes * rows,

@@ -64,17 +64,16 @@ class _Update:
 def dynamic_cache(geometry: ModelGeometry, *, context: int) -> Stock:
     """A DynamicCache that has taken `context` tokens: ArgumentError when there are none."""
     _check("context", context, 1)
-    prompt, first_token, later_token = [], [], []
+    prompt, next_token = [], []
     for group in _groups_by_layer(geometry):
         window = context if group.sliding_window is None else group.sliding_window
-        kept = min(context, window)
         prompt.append(_Update(group, 0, context))
-        first_token.append(_Update(group, context - 1, kept))
-        later_token.append(_Update(group, min(context - 1, window), kept))
+        # with a prompt of all tokens but one before it; after single ones it takes less
+        next_token.append(_Update(group, context - 1, min(context, window)))
     return Stock(
-        held=sum(update.after for update in later_token),
+        held=sum(update.after for update in next_token),
         after_prompt=sum(update.after for update in prompt),
-        peak=max(_peak(prompt), _peak(first_token), _peak(later_token)),
+        peak=max(_peak(prompt), _peak(next_token)),
     )
 
 
