@@ -77,7 +77,7 @@ def no_mask(*args: object, attention_mask: Tensor | None = None, **facts: object
         )
 
 
-def use(model: Any) -> None:  # noqa: ANN401 - any transformers model
+def use_store_order(model: Any) -> None:  # noqa: ANN401 - any transformers model
     """Make a model attend in the store's order, until another implementation is set."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, no_mask)

@@ -8,23 +8,22 @@ When a step begins and ends is written in `chart.py`.
 """
 
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
 from kvplane.errors import ArgumentError, PositionError
-from kvplane.integrations.transformers import attention, kinds, positions, prompts
+from kvplane.geometry import LayerGroup
+from kvplane.integrations.transformers import kinds, positions, prompts, saving
+from kvplane.integrations.transformers.attention import Rows, tag, use_store_order
 from kvplane.integrations.transformers.host import HostCache
-from kvplane.integrations.transformers.options import (
-    DEFAULT_KERNEL,
-    VIEW,
-    Options,
-    check_one_device,
-    context_of,
-    numerics_of,
-)
+from kvplane.integrations.transformers.making import Making
+from kvplane.integrations.transformers.options import VIEW, check_one_device
+from kvplane.integrations.transformers.running import RunningStates
 from kvplane.integrations.transformers.watch import watch
+from kvplane.pack import PrefixCache, Written
 from kvplane.session import Session
 from kvplane.store import KVStore
 
@@ -67,49 +66,34 @@ class HybridCache(HostCache):
         limit: int | None = None,
     ) -> None:
         watched = model if isinstance(model, nn.Module) else None
-        config = kinds.text_config(getattr(model, "config", None) if watched else model)
-        self._config = config
-        self._model = None if watched is None else weakref.ref(watched)
-        self._options = Options(
+        self._making = Making.of(
+            kinds.text_config(getattr(model, "config", model)),
             attention=attention,
-            max_context=context_of(config) if max_context is None else max_context,
+            max_context=max_context,
             memory=memory,
             slack=slack,
             limit=limit,
         )
-        self._kinds = kinds.kinds_of(config)
+        self._model = None if watched is None else weakref.ref(watched)
         self._call: object = NO_CALL
-        super().__init__(self._kinds, self._open, remembers=watched is not None)
+        self._prefixes: PrefixCache | None = None
+        # where its first tokens came from, when they were not read
+        self.origin: saving.Origin | None = None
+        super().__init__(self._making.kinds, self._open, remembers=watched is not None)
         if watched is not None:
             check_one_device(watched)
-            if self._options.in_store_order:
-                _use_store_order(watched)
+            if self._making.options.in_store_order:
+                use_store_order(watched)
             watch(watched)
 
     def made_store(self, dtype: torch.dtype, device: torch.device | str) -> KVStore:
         """A store for this model's rows, of that dtype and on that device."""
-        name = str(dtype).removeprefix("torch.")
-        store = KVStore(
-            kinds.geometry_of(self._config, self._kinds, name),
-            max_context=self._options.max_context,
-            device=device,
-            memory=self._options.memory,
-            attention=self._options.order,
-            slack=self._options.slack,
-            limit=self._options.limit,
-        )
-        store.numerics = numerics_of(self._options, store.numerics, self._kernel)
-        return store
+        return self._making.store(dtype, device)
 
     def _open(self, key: Tensor) -> Session:
         store = self.made_store(key.dtype, key.device)
         batch = None if key.shape[0] == 1 else key.shape[0]
         return store.open(None if self._model is None else (), batch=batch)
-
-    @property
-    def _kernel(self) -> str | None:
-        """The model's attention implementation, where it is said."""
-        return getattr(self._config, "_attn_implementation", None)
 
     # what one call of the model does
 
@@ -145,9 +129,8 @@ class HybridCache(HostCache):
         """
         ids = self._begun() if layer == self._chart.owned[0] else None
         step = self._chart.write(layer, key, value, position_ids=position_ids, ids=ids)
-        if self._options.in_store_order:
-            rows = attention.Rows(step, layer, batched=self._chart.batched)
-            return attention.tag(key, rows), value
+        if self._making.options.in_store_order:
+            return tag(key, Rows(step, layer, batched=self._chart.batched)), value
         keys, values = step.view(layer).gather()
         if not self._chart.batched:
             return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
@@ -162,15 +145,7 @@ class HybridCache(HostCache):
                 expected="calls of the model it was made for",
                 got="a call of another model, or of a part of it",
             )
-        kernel = self._kernel
-        if self._options.in_store_order and kernel != attention.NAME:
-            expected = f'model.set_attn_implementation("{attention.NAME}")'
-            raise ArgumentError(argument="attention", expected=expected, got=kernel)
-        store = self.store
-        if store is not None and not self._options.in_store_order:
-            kernel = kernel or DEFAULT_KERNEL
-            if kernel != store.numerics["kernel"]:
-                store.numerics = store.numerics | {"kernel": kernel}
+        self._making.follow_kernel(self.store)
         return ids if isinstance(ids, Tensor) else None
 
     def check_prompt(self, ids: Tensor) -> None:
@@ -192,7 +167,12 @@ class HybridCache(HostCache):
     @property
     def max_context(self) -> int:
         """Positions end below it."""
-        return self._options.max_context
+        return self._making.options.max_context
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The model's layer groups."""
+        return self._making.groups
 
     @property
     def store(self) -> KVStore | None:
@@ -210,17 +190,38 @@ class HybridCache(HostCache):
         """Forget every token from `position` on, in every layer: as `crop`, by position."""
         self.crop(position - self.seen)
 
-    def adopt(self, session: Session) -> None:
+    def adopt(self, session: Session, states: Mapping[str, Tensor] | None = None) -> None:
         """Go on from a session that was restored or loaded into a `made_store`.
+
+        Args:
+            session: with no step open.
+            states: of the layers beside the store, as `states()` gave them.
 
         Raises:
             ArgumentError: the cache holds tokens already.
+            PackMismatch: states are missing, or are not those of this model's layers.
         """
         if self.seen:
             raise ArgumentError(argument="session", expected="an empty cache", got=self.seen)
+        others = {
+            layer: self._making.kinds[layer].own_layer() for layer in self._chart.running.layers
+        }
+        running = RunningStates(others)
+        if session.position > session.first_position:
+            running.put(states or {})
         self.close()
         last = positions.start(session.position, 1) if session.batch is None else None
-        self.go_on(session, last)
+        self.go_on(session, last, others)
+
+    def states(self) -> dict[str, Tensor]:
+        """States of the layers beside the store's, by "layers.<i>.<name>"; none for most models.
+
+        Raises:
+            PositionError: a layer keeps something that packs do not hold.
+        """
+        self.settle()
+        self._chart.running.check_held("saving", self.seen)
+        return self._chart.running.named()
 
     def fork(self) -> Self:
         """A second cache of the same model that goes its own way from here.
@@ -254,6 +255,120 @@ class HybridCache(HostCache):
             caches[-1].adopt(session)
         return caches
 
+    # on disk
+
+    def save(
+        self,
+        path: saving.Root,
+        model: Any = None,  # noqa: ANN401 - any transformers model
+        tokens: saving.Ids | None = None,
+        *,
+        name: str = "session",
+        weights: str | None = None,
+    ) -> Written:
+        """Save what was read under a name; rows that the root holds already are not written again.
+
+        Args:
+            path: a folder of packs (a root); made where there is none.
+            model: whose fingerprint to save with; None: the one that is watched.
+            tokens: ids of what was read, where they are not known; `generate`'s answer will do,
+                whose last token was chosen and not read.
+            name: of the session in the root.
+            weights: what identifies the model's weights; None: its revision, files or parameters.
+
+        Raises:
+            ArgumentError: a batch (see `split`), nothing read, or ids that are not what was read.
+            PositionError: there are states that cannot be saved.
+            SessionLocked, StorageError: the older session of that name is still there.
+        """
+        return saving.save(self, path, self._given(model), tokens, name=name, weights=weights)
+
+    @classmethod
+    def load(
+        cls,
+        path: saving.Root,
+        model: Any,  # noqa: ANN401 - any transformers model
+        *,
+        name: str = "session",
+        weights: str | None = None,
+        **options: Any,  # noqa: ANN401 - those of the constructor
+    ) -> Self:
+        """A cache that goes on where a saved one stopped; `origin` says what it holds.
+
+        Raises:
+            PackMismatch: another model's session; names the part that differs.
+            SessionNotFound, PackMissing, PackCorrupt, PackVersion: nothing was made.
+        """
+        cache = cls(model, **options)
+        cache.origin = saving.load(cache, path, model, name=name, weights=weights)
+        return cache
+
+    @classmethod
+    def for_prompt(
+        cls,
+        model: Any,  # noqa: ANN401 - any transformers model
+        tokens: saving.Ids,
+        root: saving.Root,
+        *,
+        strict: bool = False,
+        weights: str | None = None,
+        salt: bytes = b"",
+        **options: Any,  # noqa: ANN401 - those of the constructor
+    ) -> Self:
+        """A cache that holds as much of a prompt as a root's cuts have, and reads the rest ahead.
+
+        Whole chunks are read here, on the canonical schedule, and cuts taken; the rest is left to
+        `model.generate(tokens, cache=cache)`, which needs its logits. `publish()` at the turn's end
+        lets the next prompt of the conversation go on from there. `origin` says what was reused.
+
+        Args:
+            model: to be watched.
+            tokens: ids of the whole prompt, one text.
+            root: a folder of packs; made where there is none.
+            strict: only rows that a cold run on the canonical schedule would have, bit for bit.
+            weights: as in `save`.
+            salt: of the tenant: others with another salt find nothing.
+            options: as in the constructor.
+
+        Raises:
+            ArgumentError: no tokens. PackError: two cuts in a row were damaged.
+        """
+        ids = saving.ids_of(tokens)
+        if not ids:
+            raise ArgumentError(argument="tokens", expected="at least one", got=tokens)
+        cache = cls(model, **options)
+        prefixes = saving.prefixes_of(root, model, weights=weights, salt=salt)
+        cache.origin = saving.begin(cache, prefixes, ids, strict=strict)
+        saving.read_ahead(cache, prefixes, ids)
+        cache._prefixes = prefixes
+        return cache
+
+    def publish(self) -> list[int]:
+        """Take a cut here, and those met on the way; the positions of the new ones.
+
+        Raises:
+            ArgumentError: not made by `for_prompt`, or token ids that are not known.
+            StorageError: something could not be written; no cut names what was.
+        """
+        if self._prefixes is None:
+            raise ArgumentError(argument="cache", expected="one of for_prompt", got="another")
+        return saving.publish(self, self._prefixes)
+
+    @property
+    def model(self) -> Any:  # noqa: ANN401 - any transformers model
+        """The model that is watched; None for a cache made for a config."""
+        return None if self._model is None else self._model()
+
+    def _given(self, model: Any) -> Any:  # noqa: ANN401 - any transformers model
+        model = self.model if model is None else model
+        if model is None:
+            raise ArgumentError(argument="model", expected="the one that made the rows", got=None)
+        return model
+
+    def wish(self, cuts: Sequence[int]) -> None:
+        """Keep the sliding rows at these positions as they are crossed, for `publish`."""
+        self._chart.wished |= set(cuts)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = self.fork()
         memo[id(self)] = twin
@@ -263,17 +378,4 @@ class HybridCache(HostCache):
         raise ArgumentError(argument="cache", expected="cache.save, or cache.fork", got="pickle")
 
     def _like(self) -> Self:
-        model = None if self._model is None else self._model()
-        return type(self)(
-            self._config if model is None else model,
-            attention=self._options.attention,
-            max_context=self._options.max_context,
-            memory=self._options.memory,
-            slack=self._options.slack,
-            limit=self._options.limit,
-        )
-
-
-def _use_store_order(model: Any) -> None:  # noqa: ANN401 - any transformers model
-    # a parameter of the constructor has the module's name
-    attention.use(model)
+        return type(self)(self.model or self._making.config, **self._making.asked)

@@ -93,7 +93,7 @@ class Conversation:
         if saved.tokens is None:
             loaded.session.close()
             raise PackMismatch(field="tokens", expected="ids of every position", got=None)
-        self.cache.adopt(loaded.session)
+        self.cache.adopt(loaded.session, loaded.states)
         self.saved_words = saved.tokenizer
         seconds = time.perf_counter() - begin
         self.reuse = Reuse(saved.state.position, f"session {name}", seconds)
@@ -106,7 +106,7 @@ class Conversation:
         begin = time.perf_counter()
         match, loaded = self.prefixes.load(ids, self._made_store(), strict=strict, remember=True)
         if loaded is not None:
-            self.cache.adopt(loaded.session)
+            self.cache.adopt(loaded.session, loaded.states)
         seconds = time.perf_counter() - begin
         self.reuse = Reuse(match.position, "the prompt cache", seconds, match.reason)
 
@@ -127,7 +127,9 @@ class Conversation:
 
         def after(position: int) -> None:
             if self.prefixes is not None and position in cuts:
-                self.prefixes.publish(self.session, ids[:position])
+                self.prefixes.publish(
+                    self.session, ids[:position], states=self.cache.states() or None
+                )
             if progress is not None:
                 progress(position)
 
@@ -158,11 +160,12 @@ class Conversation:
             name,
             self.session,
             self.named.fingerprint,
+            states=self.cache.states() or None,
             tokenizer=self.named.words.name,
         )
         if self.prefixes is not None:
             # a turn's end: the next prompt of this conversation goes on from here
-            self.prefixes.publish(self.session, self.ids)
+            self.prefixes.publish(self.session, self.ids, states=self.cache.states() or None)
         return written
 
     def _made_store(self) -> Any:  # noqa: ANN401 - a KVStore

@@ -7,15 +7,24 @@ set aside and the layer is given fresh memory for the next one.
 """
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DummyLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
-from kvplane.errors import PositionError
+from kvplane.errors import PackMismatch, PositionError
+
+
+# how packs name a state
+STATE = re.compile(r"layers\.(?P<layer>[0-9]+)\.(?P<kind>conv|recurrent)\.(?P<state>[0-9]+)")
 
 
 class Writes(NamedTuple):
@@ -173,6 +182,50 @@ class RunningStates:
         for held in self.layers.values():
             if hasattr(held, method):
                 getattr(held, method)(*args)
+        self.forget()
+
+    def named(self) -> dict[str, Tensor]:
+        """Every state by "layers.<i>.<name>", as packs hold them.
+
+        Raises:
+            PositionError: a layer keeps something that packs do not hold.
+        """
+        states = {}
+        for layer, held in self.layers.items():
+            if isinstance(held, CacheLayerMixin):
+                message = f"layer {layer}, a {type(held).__name__}, cannot be saved"
+                raise PositionError(message, position=self.marked or 0)
+            for number, tensor in held.conv_states.items():
+                if tensor is not None:
+                    # a recorded past is not needed to go on
+                    recent = tensor[..., -held.conv_kernel_size[number] :]
+                    states[f"layers.{layer}.conv.{number}"] = recent.contiguous()
+            for number, tensor in held.recurrent_states.items():
+                if tensor is not None:
+                    states[f"layers.{layer}.recurrent.{number}"] = tensor.contiguous()
+        return states
+
+    def put(self, states: Mapping[str, Tensor]) -> None:
+        """Go on from states that were saved; the layers are new.
+
+        Raises:
+            PackMismatch: they are not those of these layers.
+        """
+        parts = [STATE.fullmatch(name) for name in states]
+        found = sorted({int(part["layer"]) for part in parts if part is not None})
+        if found != sorted(self.layers) or None in parts:
+            raise PackMismatch(field="states", expected=sorted(self.layers), got=sorted(states))
+        for part, tensor in zip(parts, states.values(), strict=True):
+            if part is None:
+                continue
+            held, state = self.layers[int(part["layer"])], int(part["state"])
+            what = f"{part['kind']}_states"
+            if state >= held.number_of_states:
+                raise PackMismatch(field="states", expected=held.number_of_states, got=state)
+            held.lazy_initialization(**{what: tensor}, state_idx=state)
+            getattr(held, what)[state].copy_(tensor)
+            if part["kind"] == "conv":
+                held.has_previous_state[state] = True
         self.forget()
 
 
