@@ -17,6 +17,7 @@ INTERRUPTED = 130
 
 # name, where the function is, what `--help` says: text here, so that help imports no command
 COMMANDS = (
+    ("chat", "kvplane.cli.chat:chat", "Talk to a model that has a chat template."),
     ("demo", "kvplane.cli.demo:demo", "Stop, resume and fork a hybrid model, bits compared."),
     ("footprint", "kvplane.cli.footprint:footprint", "Bytes that a model's sessions take."),
     ("run", "kvplane.cli.run:run", "Read a prompt and say what follows; keep the session."),
