@@ -126,6 +126,34 @@ def placed(
     return plane, cursor
 
 
+def exact(
+    shape: Shape,
+    rows: tuple[Tensor, ...],
+    first: int,
+    stop: int,
+    *,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of positions [first, stop) over a history, in float64, with masks."""
+    begin = 0 if window is None else max(0, first - (window - 1))
+    query = rows[0][:, first:stop].double().transpose(1, 2).unflatten(1, (-1, shape.group))
+    key, value = (part[:, begin:stop].double().transpose(1, 2)[:, :, None] for part in rows[1:])
+    scores = query @ key.transpose(-1, -2) * shape.scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(begin, stop, device=key.device)
+    queries = torch.arange(first, stop, device=key.device)[:, None]
+    seen = at <= queries if window is None else (at <= queries) & (at > queries - window)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        logits = sinks.double().to(key.device).reshape(1, -1, shape.group, 1, 1)
+        scores = torch.cat([scores, logits.expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., : stop - begin]
+    return (weights @ value).flatten(1, 2).transpose(1, 2)
+
+
 def same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are equal byte for byte, NaN included."""
     return torch.equal(

@@ -1,9 +1,8 @@
 import pytest
 import torch
-from gpu_cases import Rows, Shape, error_of, history, placed, same_bits
+from gpu_cases import Rows, Shape, error_of, exact, history, placed, same_bits
 from torch import Tensor
 
-from kvplane.attention import reference
 from kvplane.plane import Layout
 from kvplane.ring import RingCursor
 
@@ -26,22 +25,7 @@ def token_at(rows: tuple[Tensor, ...], position: int) -> tuple[Tensor, ...]:
 
 
 def expected(shape: Shape, rows: tuple[Tensor, ...], position: int, **more) -> Tensor:
-    query, key, value = (tensor.double().cpu() for tensor in rows)
-    stop = position + 1
-    window = more.pop("window", shape.window)
-    first = 0 if window is None else max(0, stop - window)
-    return reference.attend(
-        Rows(key, value),
-        [range(first, stop)],
-        query[:, position:stop],
-        None,
-        None,
-        first_key=first,
-        first_query=position,
-        window=window,
-        scale=shape.scale,
-        **more,
-    )
+    return exact(shape, rows, position, position + 1, **{"window": shape.window, **more})
 
 
 def test_a_rings_bits_do_not_depend_on_rotation_or_layout(shape: Shape):

@@ -1,9 +1,8 @@
 import pytest
 import torch
-from gpu_cases import Rows, Shape, error_of, history, placed, same_bits
+from gpu_cases import SMALL, Rows, Shape, error_of, exact, history, placed, same_bits
 from torch import Tensor
 
-from kvplane.attention import reference
 from kvplane.errors import ArgumentError
 from kvplane.plane import Layout
 from kvplane.ring import RingCursor
@@ -40,20 +39,7 @@ def prefill(
 
 
 def expected(shape: Shape, rows: tuple[Tensor, ...], first: int, stop: int, **more) -> Tensor:
-    query, key, value = (tensor.double().cpu() for tensor in rows)
-    window = more.pop("window", shape.window)
-    return reference.attend(
-        Rows(key, value),
-        [range(stop)],
-        query[:, first:stop],
-        None,
-        None,
-        first_key=0,
-        first_query=first,
-        window=window,
-        scale=shape.scale,
-        **more,
-    )
+    return exact(shape, rows, first, stop, **{"window": shape.window, **more})
 
 
 def test_a_chunk_over_a_wrapped_ring_gives_the_same_bits_at_every_rotation(shape: Shape):
@@ -74,9 +60,7 @@ def test_a_chunk_over_a_wrapped_ring_gives_the_same_bits_at_every_rotation(shape
             held = torch.cat([plane.key[:, run.start : run.stop] for run in live(cursor)], 1)
             assert same_bits(rows[1][:, cursor.origin_logical : first + count], held)
 
-    few = shape.but(batch=1)
-    wanted = expected(few, rows, first, first + 9)
-    assert error_of(outs[0][:, :9], wanted) < 1e-3
+    assert error_of(outs[0], expected(shape, rows, first, first + count)) < 1e-3
     assert [] == [number for number, out in enumerate(outs) if not same_bits(outs[0], out)]
 
 
@@ -201,3 +185,26 @@ def test_queries_without_their_keys_and_impossible_rules_are_refused(shape: Shap
         triton_blocked.attend(
             plane, [range(6), range(20, 26)], query, None, None, first_query=10, **rule
         )
+
+
+def test_what_outputs_are_compared_with_is_the_reference():
+    from kvplane.attention import reference
+
+    some = SMALL.but(batch=2)
+    rows = history(some, 40)
+    sinks = torch.randn(some.heads, generator=torch.Generator().manual_seed(3))
+    for window in (9, None):
+        more = {"window": window, "softcap": 2.0, "sinks": sinks}
+        wanted = reference.attend(
+            Rows(*(part.double() for part in rows[1:])),
+            [range(40)],
+            rows[0][:, 30:].double(),
+            None,
+            None,
+            first_key=0,
+            first_query=30,
+            scale=some.scale,
+            **more,
+        )
+
+        assert error_of(exact(some, rows, 30, 40, **more), wanted) < 1e-12

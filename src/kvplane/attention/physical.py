@@ -1,19 +1,24 @@
 """Rows in buffer order, as the chapter's engine scans them (its section 15.6).
 
+    ring of 8, origin at row 3      row        0  1  2  3  4  5  6  7
+                                    position   9 10 11  4  5  6  7  8
+                                    summed as  9 10 11  4  5  6  7  8, then a chunk not stored yet
+
 The same rows at another rotation are summed in another order, so that bits are equal at one
-rotation only: it is why a restore keeps the rotation. A step's own chunk comes after the rows.
+rotation only: it is why a restore keeps the rotation.
 """
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from kvplane.attention.partials import Partial, Rule, by_head, by_token, combine, finish, partial
-from kvplane.kernels.vectorized import RowPlane
+from kvplane.attention.blocks import TABLE, Rule
+from kvplane.attention.call import attend_in
+from kvplane.attention.checks import check_positions, check_rule, checked_chunk
+from kvplane.attention.columns import BLOCK, Order, Place
+from kvplane.kernels.checks import RowPlane
 
-BLOCK = 256
-TABLE = 1
+__all__ = ["TABLE", "attend"]
 
 
 def attend(
@@ -30,66 +35,42 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `reference.attend`, in float32, rows in buffer order."""
-    positions: list[tuple[int, int]] = []
+    """As `reference.attend`, in float32, rows in buffer order and then the chunk.
+
+    Raises:
+        ArgumentError, TensorMismatch: as `blocked.attend`.
+    """
+    chunk = checked_chunk(key, value)
+    num_tokens, num_heads = query.shape[1:3]
+    check_positions(
+        runs, chunk, first_key=first_key, first_query=first_query, num_tokens=num_tokens
+    )
+    check_rule(num_heads, window=window, scale=scale, softcap=softcap, sinks=sinks)
+    rule = Rule(first_key, window, scale, softcap, sinks)
+    order = _order(_folded(plane, runs), first_key)
+    return attend_in(order, plane, query, chunk, first=first_query, rule=rule)
+
+
+def _order(runs: Sequence[range], first_key: int) -> Order:
+    """A row's column is the row; a chunk begins with the block after the last row."""
+    places = []
     position = first_key
+    stop = 0
     for run in runs:
-        for row in run:
-            positions.append((row, position))
-            position += 1
-    positions.sort()
-    rows = torch.tensor([row for row, _ in positions], dtype=torch.int64, device=query.device)
-    at = [held for _, held in positions]
-    count = 0 if key is None else key.shape[1]
-    at += range(position, position + count)
-    outs = []
-    for sequence in range(query.shape[0]):
-        keys = plane.key[sequence].index_select(0, rows)
-        values = plane.value[sequence].index_select(0, rows)
-        if key is not None and value is not None:
-            keys = torch.cat([keys, key[sequence]])
-            values = torch.cat([values, value[sequence]])
-        places = torch.tensor(at, device=query.device)
-        tokens = [
-            _token(
-                query[sequence, token],
-                keys,
-                values,
-                _seen(places, first_query + token, window),
-                Rule(scale, softcap),
-                sinks,
-            )
-            for token in range(query.shape[1])
-        ]
-        outs.append(torch.stack(tokens))
-    return torch.stack(outs).to(query.dtype)
+        places.append(Place(run, run.start, position))
+        position += len(run)
+        stop = max(stop, run.stop)
+    return Order(places, -(-stop // BLOCK) * BLOCK, position)
 
 
-def _seen(places: Tensor, position: int, window: int | None) -> Tensor:
-    seen = places <= position
-    return seen if window is None else seen & (places > position - window)
-
-
-def _token(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    rule: Rule,
-    sinks: Tensor | None,
-) -> Tensor:
-    num_kv_heads = keys.shape[1]
-    rows = by_head(query[None].float(), num_kv_heads)
-    groups = rows.shape[1]
-    sums: Partial | None = None
-    for first in range(0, keys.shape[0], BLOCK):
-        piece = slice(first, first + BLOCK)
-        visible = seen[piece]
-        if not visible.any():
-            continue
-        key = keys[piece].transpose(0, 1).float().masked_fill(~visible[None, :, None], 0)
-        value = values[piece].transpose(0, 1).float().masked_fill(~visible[None, :, None], 0)
-        mask = visible[None].expand(groups, -1)
-        sums = combine(sums, partial(rows, key, value, mask, rule))
-    sink = None if sinks is None else sinks.float().reshape(num_kv_heads, groups, 1)
-    return by_token(finish(sums, sink), 1)[0]  # type: ignore[arg-type] # its own key is visible
+def _folded(plane: RowPlane, runs: Sequence[range]) -> list[range]:
+    """The runs with rows that memory shows a second time, past the end, by their first number."""
+    if not getattr(plane, "unrolled", False):
+        return list(runs)
+    capacity = plane.key.shape[1] // 2
+    folded = []
+    for run in runs:
+        folded.append(range(run.start, min(run.stop, capacity)))
+        if run.stop > capacity:
+            folded.append(range(run.stop - capacity))
+    return folded

@@ -88,10 +88,33 @@ def attend(
     split = tl.program_id(0) - tile * NUM_SPLITS
     head = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
+    rows = tl.arange(0, ROWS)
+    member = rows % GROUP_PAD
+    token = tile + rows // GROUP_PAD
+    real = (rows < TOKENS * GROUP_PAD) & (member < GROUP)
+    dim = tl.arange(0, DIM_PAD)
+    query_at = query + sequence * query_batch + (head * GROUP + member) * query_head
+    if TOKENS == 1:
+        # asked for before the cursor has arrived: one wait for both
+        real &= token < num_tokens
+        queries = tl.load(
+            (query_at + token * query_token)[:, None] + dim[None, :],
+            mask=real[:, None] & (dim < DIM)[None, :],
+            other=0.0,
+        )
     first_query, origin, origin_row, seam = cursor_of(
         cursors, sequence, first_query, first_key, origin_row, seam, DEVICE_CURSOR
     )
     tile_first = (first_query // TOKENS + tile) * TOKENS
+    if TOKENS > 1:
+        token = (tile_first - first_query).to(tl.int32) + rows // GROUP_PAD
+        real &= (token >= 0) & (token < num_tokens)
+        queries = tl.load(
+            (query_at + token.to(tl.int64) * query_token)[:, None] + dim[None, :],
+            mask=real[:, None] & (dim < DIM)[None, :],
+            other=0.0,
+        )
+    queries = queries.to(plane_key.dtype.element_ty)
     # queries of the tile that exist, and keys that any of them sees
     first = tl.maximum(tile_first, first_query)
     high = tl.minimum(tile_first + TOKENS, first_query + num_tokens)
@@ -134,17 +157,6 @@ def attend(
         chunk_key_at += sequence * chunk_key_batch + head * chunk_key_head
         chunk_value_at += sequence * chunk_value_batch + head * chunk_value_head
 
-    rows = tl.arange(0, ROWS)
-    token = tile_first - first_query + rows // GROUP_PAD
-    member = rows % GROUP_PAD
-    real = (token >= 0) & (token < num_tokens) & (member < GROUP)
-    dim = tl.arange(0, DIM_PAD)
-    query_at = query + sequence * query_batch + token * query_token
-    query_at += (head * GROUP + member) * query_head
-    queries = tl.load(
-        query_at[:, None] + dim[None, :], mask=real[:, None] & (dim < DIM)[None, :], other=0.0
-    )
-    queries = queries.to(plane_key.dtype.element_ty)
     query_position = first_query + token
     new_position = first_query + num_tokens - 1
     new_row = origin_row + (new_position - origin)
