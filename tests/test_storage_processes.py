@@ -135,7 +135,8 @@ except SessionLocked:
     lock.release()
     storage.lock("chat").release()
     print("free")
-os.write(stop[1], b"xx")
+finally:
+    os.write(stop[1], b"xx")
 os.waitpid(child, 0)
 os.waitpid(other, 0)
 """
