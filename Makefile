@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: setup check test demo fix bench mutants clean
+LOW := .venv-low
+
+.PHONY: setup check test demo fix bench matrix gpu mutants clean
 
 setup: $(VENV)/.stamp
 
@@ -34,6 +36,26 @@ fix: setup
 
 bench: setup
 	$(BIN)/python bench/store.py
+	$(BIN)/python bench/packs.py
+	$(BIN)/python bench/generation.py
+
+# every hybrid model class against the stock cache, at both ends of the transformers range
+matrix: setup $(LOW)/.stamp
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m slow tests
+	$(LOW)/bin/python -m pytest -n $(JOBS) --dist worksteal -q tests/test_hybrid_cache_*.py tests/test_nano.py
+	$(LOW)/bin/python -m pytest -n $(JOBS) --dist worksteal -q -m slow tests/test_hybrid_cache_*.py
+
+$(LOW)/.stamp: pyproject.toml constraints.txt
+	test -x $(LOW)/bin/python || $(PYTHON) -m venv $(LOW)
+	grep -vE '^(transformers|tokenizers|huggingface_hub)==' constraints.txt > $(LOW)/constraints.txt
+	$(LOW)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOW)/constraints.txt \
+		transformers==5.17.0 -e '.[dev]'
+	touch $@
+
+# on a machine with an NVIDIA GPU: the suite and the report under docs/benchmarks
+gpu:
+	$(PYTHON) -m pytest -q -m gpu tests/gpu
+	$(PYTHON) bench/gpu.py --report
 
 mutants: setup
 	$(BIN)/python tools/mutants.py
