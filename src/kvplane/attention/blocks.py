@@ -1,0 +1,240 @@
+"""Softmax attention over blocks of 256 columns, with products whose shapes never change.
+
+    scores   [tile, block, kv_head, row, 256]   a row is one query of one head
+    m        the largest score of a row: exact, in whatever order it is found
+    z        sums of exp(score - m), a block's at once, then block after block
+    out      sums of exp(score - m) * value, likewise
+
+A library picks its kernel, and so its order of summation, by the shapes of a product. Here each
+product is one tile of queries against one block of keys: its shape depends on the model alone, a
+query's row in the tile on its own position, a key's column on the order. So a query's bits depend
+on its own keys, however many others go with it. Sums over blocks are taken one after another, and
+SPAN blocks are closed before the next begin; a block in which a query sees nothing adds zeros to
+it, which changes no bit.
+
+Zero times a value is zero only while the value is finite. Where an output is NaN it is made again
+with this query alone, so that an infinite or NaN value reaches nobody who does not see it.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvplane.attention.columns import BLOCK, Block, Piece, blocks_of, load_keys, load_values
+
+# blocks whose scores are held at once, on multiples of SPAN
+SPAN = 32
+# rows of a tile, as near as a power of two of queries comes from below; see `tile_of`
+ROWS = 8
+# a change of BLOCK, SPAN, ROWS or of the arithmetic is another table
+TABLE = 2
+# scores held at once: how many tiles go together, which no bit depends on
+NUM_SCORES = 2**20
+LEAST = torch.finfo(torch.float32).min
+
+
+class Rule(NamedTuple):
+    """What a call's queries see and how their scores are weighed."""
+
+    first_key: int
+    window: int | None
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+
+    def oldest(self, position: int) -> int:
+        """The oldest position that the query at `position` sees."""
+        if self.window is None:
+            return self.first_key
+        return max(self.first_key, position - (self.window - 1))
+
+
+class Tile(NamedTuple):
+    """The call's queries at [first, stop), within one tile of the absolute grid."""
+
+    first: int
+    stop: int
+
+
+class Sums(NamedTuple):
+    """Over some blocks: m and z `[tiles, kv_heads, rows]`, out `[tiles, kv_heads, rows, dim]`."""
+
+    m: Tensor
+    z: Tensor
+    out: Tensor
+
+
+def tile_of(groups: int) -> int:
+    """Queries of a tile: a power of two of them, with up to ROWS rows a kv head.
+
+    Few rows keep a single query cheap; with fewer than 4, kernels for vectors come into play,
+    whose bits were seen to depend on addresses.
+    """
+    tile = 1
+    while 2 * tile * groups <= ROWS:
+        tile *= 2
+    return tile
+
+
+def attended(pieces: Sequence[Piece], query: Tensor, first: int, rule: Rule) -> Tensor:
+    """Float32 `[tokens, heads, value_dim]` for one sequence's queries from position `first` on."""
+    out = _attended(pieces, query, first, rule)
+    if query.shape[0] > 1:
+        for token in out.isnan().flatten(1).any(1).nonzero()[:, 0].tolist():
+            alone = slice(token, token + 1)
+            out[alone] = _attended(pieces, query[alone], first + token, rule)
+    return out
+
+
+def _attended(pieces: Sequence[Piece], query: Tensor, first: int, rule: Rule) -> Tensor:
+    num_kv_heads, value_dim = pieces[0].value.shape[1:]
+    num_tokens, num_heads, _ = query.shape
+    size = tile_of(num_heads // num_kv_heads)
+    tiles = list(_tiles(first, num_tokens, size))
+    blocks = blocks_of(pieces, rule.oldest(first), first + num_tokens)
+    scores_a_tile = min(SPAN, len(blocks)) * num_heads * size * BLOCK
+    together = max(1, NUM_SCORES // scores_a_tile)
+    out = query.new_empty((num_tokens, num_heads, value_dim), dtype=torch.float32)
+    for number in range(0, len(tiles), together):
+        part = tiles[number : number + together]
+        here = slice(part[0].first - first, part[-1].stop - first)
+        place = part[0].first % size
+        rows = _tiled(query[here], place, len(part), num_kv_heads, size).mul_(rule.scale)
+        sums = _summed(blocks, part, rows, rule, size)
+        done = _by_token(_finished(sums, rule.sinks, size), size)
+        out[here] = done[place : place + here.stop - here.start]
+    return out
+
+
+def _tiles(first: int, count: int, size: int) -> Iterator[Tile]:
+    """Positions [first, first + count) cut at multiples of `size`."""
+    stop = first + count
+    while first < stop:
+        end = min(stop, first - first % size + size)
+        yield Tile(first, end)
+        first = end
+
+
+def _summed(
+    blocks: dict[int, Block], tiles: Sequence[Tile], rows: Tensor, rule: Rule, size: int
+) -> Sums:
+    """The sums of a few tiles over every block that one of their queries sees."""
+    every = Tile(tiles[0].first, tiles[-1].stop)
+    seen = [(number, block) for number, block in blocks.items() if _sees(every, block, rule)]
+    spans = groupby(seen, key=lambda entry: entry[0] // SPAN)
+    parts = (_span([block for _, block in span], tiles, rows, rule, size) for _, span in spans)
+    return reduce(_combined, parts)
+
+
+def _span(
+    blocks: Sequence[Block], tiles: Sequence[Tile], rows: Tensor, rule: Rule, size: int
+) -> Sums:
+    """The sums over the blocks of one span, of float32 queries `[tiles, kv_heads, rows, dim]`."""
+    num_tiles, num_kv_heads, num_rows, _ = rows.shape
+    piece = blocks[0][0].piece
+    products = [
+        [tile for tile, part in enumerate(tiles) if _sees(part, block, rule)] for block in blocks
+    ]
+    scores = rows.new_empty((num_tiles, len(blocks), num_kv_heads, num_rows, BLOCK))
+    keys = rows.new_empty((BLOCK, *piece.key.shape[1:]))
+    by_head = keys.permute(1, 2, 0)
+    for number, block in enumerate(blocks):
+        load_keys(block, keys)
+        for tile in products[number]:
+            torch.bmm(rows[tile], by_head, out=scores[tile, number])
+    if rule.softcap is not None:
+        scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
+    for number, block in enumerate(blocks):
+        if not _all_see_all(tiles, block, rule):
+            _hide(scores[:, number], tiles, block, rule, size)
+    m = scores.amax(4).amax(1)
+    # a row that sees nothing here: exp(-inf - LEAST) is 0, and its m stays -inf for `_combined`
+    scores.sub_(m.clamp(min=LEAST)[:, None, :, :, None]).exp_()
+    z, *others = scores.sum(4).unbind(1)
+    for other in others:
+        z = z + other
+    out = _aligned(num_tiles, (num_kv_heads, num_rows, piece.value.shape[2]), rows).zero_()
+    values = rows.new_empty((BLOCK, *piece.value.shape[1:]))
+    by_head = values.transpose(0, 1)
+    for number, block in enumerate(blocks):
+        load_values(block, values)
+        for tile in products[number]:
+            out[tile].baddbmm_(scores[tile, number], by_head)
+    return Sums(m, z, out)
+
+
+def _sees(tile: Tile, block: Block, rule: Rule) -> bool:
+    oldest = rule.oldest(tile.first)
+    return any(part.first < tile.stop and oldest < part.stop for part in block)
+
+
+def _all_see_all(tiles: Sequence[Tile], block: Block, rule: Rule) -> bool:
+    first, stop = block[0].first, block[0].stop
+    newest, last = tiles[0].first, tiles[-1].stop - 1
+    return block[0].whole and stop <= newest + 1 and rule.oldest(last) <= first
+
+
+def _hide(scores: Tensor, tiles: Sequence[Tile], block: Block, rule: Rule, size: int) -> None:
+    """Write -inf over those of a block's scores `[tiles, kv_heads, rows, 256]` that are unseen."""
+    device = scores.device
+    positions = torch.full((BLOCK,), -1, dtype=torch.int64, device=device)
+    for part in block:
+        positions[part.columns] = torch.arange(part.first, part.stop, device=device)
+    base = tiles[0].first - tiles[0].first % size
+    queries = torch.arange(base, base + len(tiles) * size, device=device)[:, None]
+    unseen = (positions > queries) | (positions < rule.first_key)
+    if rule.window is not None:
+        unseen |= positions <= queries - rule.window
+    unseen = unseen.view(len(tiles), 1, 1, size, BLOCK)
+    by_query = scores.view(*scores.shape[:2], -1, size, BLOCK)
+    by_query.masked_fill_(unseen, float("-inf"))
+
+
+def _combined(one: Sums, other: Sums) -> Sums:
+    m = torch.maximum(one.m, other.m)
+    floor = m.clamp(min=LEAST)
+    a, b = torch.exp(one.m - floor), torch.exp(other.m - floor)
+    out = one.out * a[..., None] + other.out * b[..., None]
+    return Sums(m, one.z * a + other.z * b, out)
+
+
+def _finished(sums: Sums, sinks: Tensor | None, size: int) -> Tensor:
+    m, z, out = sums
+    if sinks is not None:
+        each = sinks.float().view(m.shape[1], -1).repeat_interleave(size, dim=1)
+        largest = torch.maximum(m, each)
+        share = torch.exp(m - largest)
+        z = z * share + torch.exp(each - largest)
+        out = out * share[..., None]
+    # the sign of a zero would tell how many blocks were added
+    return out.div(z[..., None]).add_(0.0)
+
+
+def _aligned(count: int, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+    """Uninitialised float32 `[count, *shape]`, each of the `count` at a multiple of 64 bytes."""
+    numel = shape[0] * shape[1] * shape[2]
+    flat = like.new_empty((count, -(-numel // 16) * 16), dtype=torch.float32)
+    return flat[:, :numel].view(count, *shape)
+
+
+def _tiled(query: Tensor, place: int, num_tiles: int, num_kv_heads: int, size: int) -> Tensor:
+    """Queries as float32 `[tiles, kv_heads, rows, dim]`, zeros around; the first at `place`."""
+    num_tokens, num_heads, dim = query.shape
+    groups = num_heads // num_kv_heads
+    places = query.new_zeros((num_tiles * size, num_heads, dim), dtype=torch.float32)
+    places[place : place + num_tokens] = query
+    rows = _aligned(num_tiles, (num_kv_heads, groups * size, dim), query)
+    by_tile = places.view(num_tiles, size, num_kv_heads, groups, dim)
+    rows.view(num_tiles, num_kv_heads, groups, size, dim).copy_(by_tile.permute(0, 2, 3, 1, 4))
+    return rows
+
+
+def _by_token(rows: Tensor, size: int) -> Tensor:
+    """The way back: `[tiles, kv_heads, rows, dim]` as `[places, heads, dim]`."""
+    num_tiles, num_kv_heads, _, dim = rows.shape
+    by_query = rows.view(num_tiles, num_kv_heads, -1, size, dim)
+    return by_query.permute(0, 3, 1, 2, 4).reshape(num_tiles * size, -1, dim)
