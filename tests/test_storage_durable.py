@@ -33,6 +33,21 @@ def test_bytes_are_synced_before_they_have_a_name_and_the_name_before_it_is_repo
     assert ["write", "sync", "rename", "sync"] == steps
 
 
+def test_what_need_not_outlive_a_loss_of_power_waits_for_no_disk(tmp_path):
+    system = FaultySystem()
+    storage = LocalStorage(tmp_path, system=system)
+
+    assert storage.put("nodes/ab/a", b"x", durable=False)
+    assert not storage.put("nodes/ab/a", b"x", durable=False)
+    assert b"x" == storage.read("nodes/ab/a", limit=1)
+    assert 0 == system.calls.count("sync")
+    system.calls.clear()
+    storage.put("nodes/ab/b", b"x")
+    # root, nodes and .tmp for the folders made before, the bytes, the folder of the name
+    steps = [call for call in system.calls if call in {"make_folder", "write", "sync", "link"}]
+    assert ["sync"] * 3 + ["write", "sync", "link", "sync"] == steps
+
+
 def test_what_was_there_already_is_made_as_durable_as_if_it_were_new(tmp_path):
     LocalStorage(tmp_path).put("blobs/ab/a", b"x")
     system = FaultySystem()

@@ -7,7 +7,8 @@ a letter or digit. It is checked before it becomes a path or a key.
     replace    the old bytes or the new, at every instant, for every reader
     lock       one holder of a name at a time, over all processes
 
-When `put` or `replace` returns, the bytes survive the loss of power; when it raises, what was
+When `put` or `replace` returns, the bytes survive the loss of power, unless `put` was told that
+they need not; when it raises, what was
 there before is still there. A name that ends in failure leaves nothing but, at worst, a temporary
 that `list` does not show.
 """
@@ -148,11 +149,17 @@ class Storage(Protocol):
         """Whether nobody has stored anything, under any name, in the whole root."""
         ...
 
-    def put(self, name: str, data: Data) -> bool:
+    def put(self, name: str, data: Data, *, durable: bool = True) -> bool:
         """Store `data` unless the name is taken; whether it was stored now.
 
         Only for names that say their content: bytes that are there are taken to be these bytes,
         and are as durable afterwards as if they had been written now.
+
+        Args:
+            name: where.
+            data: what.
+            durable: False for what may be lost, or found damaged, after the loss of power: it is
+                cheap, and only for what can be made again and is checked when it is read.
 
         Raises:
             PackCorrupt: bytes of another size are there. They are kept.

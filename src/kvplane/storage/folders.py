@@ -76,8 +76,8 @@ class Folders:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
         return folder
 
-    def make(self, files: ExitStack, parts: list[str]) -> int:
-        """The folder of these parts, made and durable."""
+    def make(self, files: ExitStack, parts: list[str], *, durable: bool = True) -> int:
+        """The folder of these parts, made and, if asked, durable."""
         folder = self.open_root(files)
         for depth, part in enumerate(parts, 1):
             path = "/".join(parts[:depth])
@@ -90,7 +90,7 @@ class Folders:
                     self._system.make_folder(folder, part, self._mode)
                 inner = self._enter(files, folder, part)
             # whoever made it may have died before this
-            if path not in self._durable:
+            if durable and path not in self._durable:
                 self._system.sync(folder)
                 self._durable.add(path)
             folder = inner

@@ -92,15 +92,16 @@ class LocalStorage:
             entries = self._system.entries(self._folders.open_root(files))
         return all(part == TEMPORARY for part, _ in entries)
 
-    def put(self, name: str, data: Data) -> bool:
+    def put(self, name: str, data: Data, *, durable: bool = True) -> bool:
         """See Storage.put."""
         view = flat(data)
-        with self._made_folder_of(name) as (folder, part):
+        with self._made_folder_of(name, durable=durable) as (folder, part):
             stored = not self._is_there(name, folder, part, nbytes=len(view))
             if stored:
-                with self._temporary(view) as (source, temporary):
+                with self._temporary(view, durable=durable) as (source, temporary):
                     stored = self._link(name, source, temporary, folder, part, nbytes=len(view))
-            self._system.sync(folder)
+            if durable:
+                self._system.sync(folder)
         return stored
 
     def replace(self, name: str, data: Data) -> None:
@@ -155,10 +156,10 @@ class LocalStorage:
             yield self._folders.open(files, parts), last
 
     @contextmanager
-    def _made_folder_of(self, name: str) -> Iterator[tuple[int, str]]:
+    def _made_folder_of(self, name: str, *, durable: bool = True) -> Iterator[tuple[int, str]]:
         *parts, last = check_name(name).split("/")
         with self._folders.naming(name), ExitStack() as files:
-            yield self._folders.make(files, parts), last
+            yield self._folders.make(files, parts, durable=durable), last
 
     @contextmanager
     def _file(self, name: str) -> Iterator[tuple[int, int]]:
@@ -172,15 +173,16 @@ class LocalStorage:
                 self._folders.close(file)
 
     @contextmanager
-    def _temporary(self, data: memoryview) -> Iterator[tuple[int, str]]:
+    def _temporary(self, data: memoryview, *, durable: bool = True) -> Iterator[tuple[int, str]]:
         part = str(uuid.uuid4())
         with ExitStack() as files:
-            folder = self._folders.make(files, [TEMPORARY])
+            folder = self._folders.make(files, [TEMPORARY], durable=durable)
             file = self._system.open_new(folder, part, self._file_mode)
             try:
                 try:
                     self._write(file, data)
-                    self._system.sync(file)
+                    if durable:
+                        self._system.sync(file)
                 finally:
                     self._system.close(file)
                 yield folder, part

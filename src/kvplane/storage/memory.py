@@ -61,8 +61,8 @@ class MemoryStorage:
         """See Storage.is_empty."""
         return not self._stored
 
-    def put(self, name: str, data: Data) -> bool:
-        """See Storage.put."""
+    def put(self, name: str, data: Data, *, durable: bool = True) -> bool:  # noqa: ARG002
+        """See Storage.put; nothing here outlives the object either way."""
         check_name(name)
         view = flat(data)
         with self._guard:

@@ -133,10 +133,13 @@ class StorageContract:
             assert b"from elsewhere" == storage.read(BLOB, limit=100)
             assert (BLOB,) == storage.list()
 
-    def test_put_says_whether_it_stored_and_never_changes_what_is_there(self) -> None:
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_put_says_whether_it_stored_and_never_changes_what_is_there(
+        self, *, durable: bool
+    ) -> None:
         with self.empty() as storage:
-            assert storage.put(BLOB, b"first")
-            assert not storage.put(BLOB, b"other")
+            assert storage.put(BLOB, b"first", durable=durable)
+            assert not storage.put(BLOB, b"other", durable=durable)
             assert b"first" == self.read_behind(storage, BLOB)
 
     def test_put_over_bytes_of_another_size_is_refused_and_keeps_them(self) -> None:
