@@ -134,9 +134,7 @@ class StorageContract:
             assert (BLOB,) == storage.list()
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_put_says_whether_it_stored_and_never_changes_what_is_there(
-        self, *, durable: bool
-    ) -> None:
+    def test_put_says_whether_it_stored_and_keeps_what_is_there(self, *, durable: bool) -> None:
         with self.empty() as storage:
             assert storage.put(BLOB, b"first", durable=durable)
             assert not storage.put(BLOB, b"other", durable=durable)
