@@ -352,7 +352,11 @@ def test_a_context_beyond_max_context_is_refused():
     assert 100 == footprint(MUSE, context=100, max_context=100).context
 
 
-@pytest.mark.parametrize("layout", [{"sliding": "NHD"}, {SLIDING: "HDN"}, {FULL: None}], ids=repr)
+@pytest.mark.parametrize(
+    "layout",
+    [{"sliding": "NHD"}, {SLIDING: "HDN"}, {FULL: None}],
+    ids=["kind", "name", "none"],
+)
 def test_an_unknown_layout_is_refused(layout):
     with pytest.raises(ArgumentError) as refused:
         footprint(MUSE, context=1, layout=layout)
