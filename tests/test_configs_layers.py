@@ -312,7 +312,7 @@ def test_a_model_says_which_layers_share_by_modes_too():
 def test_layers_that_share_nobodys_rows_are_refused():
     refused = refusal(num_kv_shared_layers=1)
 
-    assert "num_kv_shared_layers" == refused.field
+    assert ("num_kv_shared_layers", 1) == (refused.field, refused.value)
     assert "layer 3 shares the keys of no earlier full_attention layer" == refused.reason
     assert "num_kv_shared_layers" == refusal(num_kv_shared_layers=4).field
 

@@ -7,6 +7,7 @@ from one layer's view where there is one: on a model whose layers differ, readin
 whole raises.
 """
 
+import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -128,7 +129,7 @@ def _in_its_class(config: Mapping[str, Any]) -> object:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         return config
     try:
-        return CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(dict(config))))
+        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(config)))
     except Exception as error:  # a configuration class may raise anything over what it is given
         reason = f"transformers refuses it: {' '.join(str(error).split())}"
         raise GeometryError(field="config", value=model_type, reason=reason) from error
@@ -207,7 +208,8 @@ def _owners(text: Fields, kinds: Sequence[str]) -> list[int | None]:
             newest[kind] = layer
         elif kind not in newest:
             reason = f"layer {layer} shares the keys of no earlier {kind} layer"
-            raise GeometryError(field="num_kv_shared_layers", value=mode, reason=reason)
+            shared = text.get("num_kv_shared_layers")
+            raise GeometryError(field="num_kv_shared_layers", value=shared, reason=reason)
         # the last layer of its kind that has rows of its own: what the models themselves do
         owners.append(newest[kind] if mode == "reuse" else None)
     return owners
