@@ -28,7 +28,8 @@ from kvplane.attention.columns import BLOCK, Block, Piece, blocks_of, load_keys,
 
 # blocks whose scores are held at once, on multiples of SPAN
 SPAN = 32
-# rows of a tile, as near as a power of two of queries comes from below; see `tile_of`
+# a tile has a multiple of this many rows a kv head: with other numbers the bits of a single kv
+# head's product were seen to depend on how many threads shared it, with 1 and 2 on addresses
 ROWS = 8
 # a change of BLOCK, SPAN, ROWS or of the arithmetic is another table
 TABLE = 2
@@ -68,16 +69,35 @@ class Sums(NamedTuple):
     out: Tensor
 
 
-def tile_of(groups: int) -> int:
-    """Queries of a tile: a power of two of them, with up to ROWS rows a kv head.
+class Grid(NamedTuple):
+    """How a model's queries are laid out in tiles.
 
-    Few rows keep a single query cheap; with fewer than 4, kernels for vectors come into play,
-    whose bits were seen to depend on addresses.
+    Args:
+        num_kv_heads: as many matrices has a product.
+        groups: query heads of a kv head.
+        size: queries of a tile, which begins at multiples of it: a power of two, so that ROWS rows
+            are filled as far as whole queries do. Few rows keep a single query cheap.
+        rows: of a tile, for each kv head; those past `groups * size` are zeros.
     """
-    tile = 1
-    while 2 * tile * groups <= ROWS:
-        tile *= 2
-    return tile
+
+    num_kv_heads: int
+    groups: int
+    size: int
+    rows: int
+
+    @property
+    def used(self) -> int:
+        """Rows that queries stand in: head by head, each in the order of positions."""
+        return self.groups * self.size
+
+
+def grid_of(num_kv_heads: int, num_heads: int) -> Grid:
+    """The grid of a layer with so many heads."""
+    groups = num_heads // num_kv_heads
+    size = 1
+    while 2 * size * groups <= ROWS:
+        size *= 2
+    return Grid(num_kv_heads, groups, size, -(-groups * size // ROWS) * ROWS)
 
 
 def attended(pieces: Sequence[Piece], query: Tensor, first: int, rule: Rule) -> Tensor:
@@ -93,19 +113,18 @@ def attended(pieces: Sequence[Piece], query: Tensor, first: int, rule: Rule) -> 
 def _attended(pieces: Sequence[Piece], query: Tensor, first: int, rule: Rule) -> Tensor:
     num_kv_heads, value_dim = pieces[0].value.shape[1:]
     num_tokens, num_heads, _ = query.shape
-    size = tile_of(num_heads // num_kv_heads)
-    tiles = list(_tiles(first, num_tokens, size))
+    grid = grid_of(num_kv_heads, num_heads)
+    tiles = list(_tiles(first, num_tokens, grid.size))
     blocks = blocks_of(pieces, rule.oldest(first), first + num_tokens)
-    scores_a_tile = min(SPAN, len(blocks)) * num_heads * size * BLOCK
+    scores_a_tile = min(SPAN, len(blocks)) * num_kv_heads * grid.rows * BLOCK
     together = max(1, NUM_SCORES // scores_a_tile)
     out = query.new_empty((num_tokens, num_heads, value_dim), dtype=torch.float32)
     for number in range(0, len(tiles), together):
         part = tiles[number : number + together]
         here = slice(part[0].first - first, part[-1].stop - first)
-        place = part[0].first % size
-        rows = _tiled(query[here], place, len(part), num_kv_heads, size).mul_(rule.scale)
-        sums = _summed(blocks, part, rows, rule, size)
-        done = _by_token(_finished(sums, rule.sinks, size), size)
+        place = part[0].first % grid.size
+        rows = _tiled(query[here], place, len(part), grid).mul_(rule.scale)
+        done = _by_token(_finished(_summed(blocks, part, rows, rule, grid), rule.sinks, grid), grid)
         out[here] = done[place : place + here.stop - here.start]
     return out
 
@@ -120,18 +139,18 @@ def _tiles(first: int, count: int, size: int) -> Iterator[Tile]:
 
 
 def _summed(
-    blocks: dict[int, Block], tiles: Sequence[Tile], rows: Tensor, rule: Rule, size: int
+    blocks: dict[int, Block], tiles: Sequence[Tile], rows: Tensor, rule: Rule, grid: Grid
 ) -> Sums:
     """The sums of a few tiles over every block that one of their queries sees."""
     every = Tile(tiles[0].first, tiles[-1].stop)
     seen = [(number, block) for number, block in blocks.items() if _sees(every, block, rule)]
     spans = groupby(seen, key=lambda entry: entry[0] // SPAN)
-    parts = (_span([block for _, block in span], tiles, rows, rule, size) for _, span in spans)
+    parts = (_span([block for _, block in span], tiles, rows, rule, grid) for _, span in spans)
     return reduce(_combined, parts)
 
 
 def _span(
-    blocks: Sequence[Block], tiles: Sequence[Tile], rows: Tensor, rule: Rule, size: int
+    blocks: Sequence[Block], tiles: Sequence[Tile], rows: Tensor, rule: Rule, grid: Grid
 ) -> Sums:
     """The sums over the blocks of one span, of float32 queries `[tiles, kv_heads, rows, dim]`."""
     num_tiles, num_kv_heads, num_rows, _ = rows.shape
@@ -140,17 +159,17 @@ def _span(
         [tile for tile, part in enumerate(tiles) if _sees(part, block, rule)] for block in blocks
     ]
     scores = rows.new_empty((num_tiles, len(blocks), num_kv_heads, num_rows, BLOCK))
-    keys = rows.new_empty((BLOCK, *piece.key.shape[1:]))
-    by_head = keys.permute(1, 2, 0)
+    keys = rows.new_empty((num_kv_heads, BLOCK, piece.key.shape[2]))
+    turned = keys.transpose(1, 2)
     for number, block in enumerate(blocks):
         load_keys(block, keys)
         for tile in products[number]:
-            torch.bmm(rows[tile], by_head, out=scores[tile, number])
+            torch.bmm(rows[tile], turned, out=scores[tile, number])
     if rule.softcap is not None:
         scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
     for number, block in enumerate(blocks):
         if not _all_see_all(tiles, block, rule):
-            _hide(scores[:, number], tiles, block, rule, size)
+            _hide(scores[:, number], tiles, block, rule, grid)
     m = scores.amax(4).amax(1)
     # a row that sees nothing here: exp(-inf - LEAST) is 0, and its m stays -inf for `_combined`
     scores.sub_(m.clamp(min=LEAST)[:, None, :, :, None]).exp_()
@@ -158,12 +177,11 @@ def _span(
     for other in others:
         z = z + other
     out = _aligned(num_tiles, (num_kv_heads, num_rows, piece.value.shape[2]), rows).zero_()
-    values = rows.new_empty((BLOCK, *piece.value.shape[1:]))
-    by_head = values.transpose(0, 1)
+    values = rows.new_empty((num_kv_heads, BLOCK, piece.value.shape[2]))
     for number, block in enumerate(blocks):
         load_values(block, values)
         for tile in products[number]:
-            out[tile].baddbmm_(scores[tile, number], by_head)
+            out[tile].baddbmm_(scores[tile, number], values)
     return Sums(m, z, out)
 
 
@@ -178,20 +196,20 @@ def _all_see_all(tiles: Sequence[Tile], block: Block, rule: Rule) -> bool:
     return block[0].whole and stop <= newest + 1 and rule.oldest(last) <= first
 
 
-def _hide(scores: Tensor, tiles: Sequence[Tile], block: Block, rule: Rule, size: int) -> None:
+def _hide(scores: Tensor, tiles: Sequence[Tile], block: Block, rule: Rule, grid: Grid) -> None:
     """Write -inf over those of a block's scores `[tiles, kv_heads, rows, 256]` that are unseen."""
     device = scores.device
     positions = torch.full((BLOCK,), -1, dtype=torch.int64, device=device)
     for part in block:
         positions[part.columns] = torch.arange(part.first, part.stop, device=device)
-    base = tiles[0].first - tiles[0].first % size
-    queries = torch.arange(base, base + len(tiles) * size, device=device)[:, None]
+    base = tiles[0].first - tiles[0].first % grid.size
+    queries = torch.arange(base, base + len(tiles) * grid.size, device=device)[:, None]
     unseen = (positions > queries) | (positions < rule.first_key)
     if rule.window is not None:
         unseen |= positions <= queries - rule.window
-    unseen = unseen.view(len(tiles), 1, 1, size, BLOCK)
-    by_query = scores.view(*scores.shape[:2], -1, size, BLOCK)
-    by_query.masked_fill_(unseen, float("-inf"))
+    unseen = unseen.view(len(tiles), 1, 1, grid.size, BLOCK)
+    shape = (len(tiles), grid.num_kv_heads, grid.groups, grid.size, BLOCK)
+    scores[:, :, : grid.used].view(shape).masked_fill_(unseen, float("-inf"))
 
 
 def _combined(one: Sums, other: Sums) -> Sums:
@@ -202,10 +220,10 @@ def _combined(one: Sums, other: Sums) -> Sums:
     return Sums(m, one.z * a + other.z * b, out)
 
 
-def _finished(sums: Sums, sinks: Tensor | None, size: int) -> Tensor:
-    m, z, out = sums
+def _finished(sums: Sums, sinks: Tensor | None, grid: Grid) -> Tensor:
+    m, z, out = (part[:, :, : grid.used] for part in sums)
     if sinks is not None:
-        each = sinks.float().view(m.shape[1], -1).repeat_interleave(size, dim=1)
+        each = sinks.float().view(grid.num_kv_heads, -1).repeat_interleave(grid.size, dim=1)
         largest = torch.maximum(m, each)
         share = torch.exp(m - largest)
         z = z * share + torch.exp(each - largest)
@@ -221,20 +239,21 @@ def _aligned(count: int, shape: tuple[int, int, int], like: Tensor) -> Tensor:
     return flat[:, :numel].view(count, *shape)
 
 
-def _tiled(query: Tensor, place: int, num_tiles: int, num_kv_heads: int, size: int) -> Tensor:
+def _tiled(query: Tensor, place: int, num_tiles: int, grid: Grid) -> Tensor:
     """Queries as float32 `[tiles, kv_heads, rows, dim]`, zeros around; the first at `place`."""
     num_tokens, num_heads, dim = query.shape
-    groups = num_heads // num_kv_heads
-    places = query.new_zeros((num_tiles * size, num_heads, dim), dtype=torch.float32)
+    places = query.new_zeros((num_tiles * grid.size, num_heads, dim), dtype=torch.float32)
     places[place : place + num_tokens] = query
-    rows = _aligned(num_tiles, (num_kv_heads, groups * size, dim), query)
-    by_tile = places.view(num_tiles, size, num_kv_heads, groups, dim)
-    rows.view(num_tiles, num_kv_heads, groups, size, dim).copy_(by_tile.permute(0, 2, 3, 1, 4))
+    by_tile = places.view(num_tiles, grid.size, grid.num_kv_heads, grid.groups, dim)
+    by_head = by_tile.permute(0, 2, 3, 1, 4).reshape(num_tiles, grid.num_kv_heads, grid.used, dim)
+    rows = _aligned(num_tiles, (grid.num_kv_heads, grid.rows, dim), query)
+    rows[:, :, : grid.used] = by_head
+    rows[:, :, grid.used :] = 0.0
     return rows
 
 
-def _by_token(rows: Tensor, size: int) -> Tensor:
-    """The way back: `[tiles, kv_heads, rows, dim]` as `[places, heads, dim]`."""
-    num_tiles, num_kv_heads, _, dim = rows.shape
-    by_query = rows.view(num_tiles, num_kv_heads, -1, size, dim)
-    return by_query.permute(0, 3, 1, 2, 4).reshape(num_tiles * size, -1, dim)
+def _by_token(rows: Tensor, grid: Grid) -> Tensor:
+    """The way back: `[tiles, kv_heads, used, dim]` as `[places, heads, dim]`."""
+    shape = (rows.shape[0], grid.num_kv_heads, grid.groups, grid.size, rows.shape[3])
+    by_query = rows.reshape(shape).permute(0, 3, 1, 2, 4)
+    return by_query.reshape(rows.shape[0] * grid.size, -1, rows.shape[3])

@@ -94,16 +94,16 @@ def blocks_of(pieces: Sequence[Piece], first: int, stop: int) -> dict[int, Block
 
 
 def load_keys(block: Block, into: Tensor) -> None:
-    """Fill float32 `[256, kv_heads, head_dim]` with a block's keys, zeros elsewhere."""
+    """Fill float32 `[kv_heads, 256, head_dim]` with a block's keys, zeros elsewhere."""
     if not block[0].whole:
         into.zero_()
     for segment in block:
-        into[segment.columns] = segment.piece.key[segment.rows]
+        into[:, segment.columns] = segment.piece.key[segment.rows].transpose(0, 1)
 
 
 def load_values(block: Block, into: Tensor) -> None:
-    """Fill float32 `[256, kv_heads, value_dim]` with a block's values, zeros elsewhere."""
+    """Fill float32 `[kv_heads, 256, value_dim]` with a block's values, zeros elsewhere."""
     if not block[0].whole:
         into.zero_()
     for segment in block:
-        into[segment.columns] = segment.piece.value[segment.rows]
+        into[:, segment.columns] = segment.piece.value[segment.rows].transpose(0, 1)
