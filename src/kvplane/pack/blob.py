@@ -19,6 +19,7 @@ from kvplane.pack.limits import BLOCK, FORMAT, LAYERS
 
 __all__ = [
     "Header",
+    "Memory",
     "blob_name",
     "check_digest",
     "check_rows",

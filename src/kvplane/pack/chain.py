@@ -6,7 +6,7 @@ tail        the same over fewer than 256 ids; "-" when there are none
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kvplane.pack.encoding import digest, framed, is_hex
 from kvplane.pack.limits import BLOCK
 
 ID_STOP = 1 << 32
+ID_NBYTES = 4
 EMPTY_TAIL = "-"
 TAIL_LENGTH = 16
 
@@ -44,18 +45,25 @@ def block_digest(parent: bytes, block: int, ids: Sequence[int], aux: Sequence[Au
     """The digest of a block, or of a tail, after `parent`.
 
     Raises:
-        ArgumentError: an id outside 32 bits, or more than a block of them.
+        ArgumentError: an id outside 32 bits.
     """
-    first, stop = block * BLOCK, block * BLOCK + len(ids)
+    return _digest_of(parent, block, packed_ids(ids), aux)
+
+
+def _digest_of(parent: bytes, block: int, ids: bytes, aux: Sequence[Aux]) -> bytes:
+    num_ids = len(ids) // ID_NBYTES
+    first, stop = block * BLOCK, block * BLOCK + num_ids
     inside = sorted(item for item in aux if item.first < stop and item.stop > first)
-    parts = [b"kvplane/block/1", parent]
-    body = b"".join(framed(part) for part in parts)
-    body += block.to_bytes(8, "little") + len(ids).to_bytes(8, "little") + packed_ids(ids)
-    body += len(inside).to_bytes(8, "little")
+    parts = [framed(b"kvplane/block/1"), framed(parent), _u64(block), _u64(num_ids), ids]
+    parts.append(_u64(len(inside)))
     for item in inside:
-        body += item.first.to_bytes(8, "little") + item.stop.to_bytes(8, "little")
-        body += framed(item.type.encode()) + framed(bytes.fromhex(item.digest))
-    return digest(body)
+        parts += [_u64(item.first), _u64(item.stop)]
+        parts += [framed(item.type.encode()), framed(bytes.fromhex(item.digest))]
+    return digest(b"".join(parts))
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, "little")
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
@@ -65,7 +73,7 @@ def packed_ids(ids: Sequence[int]) -> bytes:
     # without a dtype: a fraction must not become a whole number, nor a huge one wrap
     numbers = np.array(ids)
     whole = numbers.dtype.kind in "iu" and numbers.ndim == 1
-    if not whole or not (0 <= int(numbers.min()) and int(numbers.max()) < ID_STOP):
+    if not whole or int(numbers.min()) < 0 or int(numbers.max()) >= ID_STOP:
         raise ArgumentError(argument="tokens", expected="ids within 32 bits", got="others")
     return numbers.astype("<u4").tobytes()
 
@@ -90,16 +98,34 @@ class Chain:
     ) -> None:
         if not is_hex(fingerprint):
             raise ArgumentError(argument="fingerprint", expected="64 hex digits", got=fingerprint)
-        self._tokens = tokens
+        self._ids = packed_ids(tokens)
         self._aux = tuple(aux)
         self._digests = [chain_root(fingerprint, salt=salt)]
 
+    @classmethod
+    def packed(
+        cls, fingerprint: str, ids: bytes, *, aux: Sequence[Aux] = (), salt: bytes = b""
+    ) -> Self:
+        """The chain of ids that are u32 LE already."""
+        chain = cls(fingerprint, (), aux=aux, salt=salt)
+        chain._ids = ids
+        return chain
+
     def at(self, num_blocks: int) -> str:
-        """Hex of the chain after so many whole blocks; 0 is the root."""
+        """Hex of the chain after so many whole blocks; 0 is the root.
+
+        Raises:
+            ArgumentError: there are not so many.
+        """
+        most = len(self._ids) // ID_NBYTES // BLOCK
+        if not 0 <= num_blocks <= most:
+            raise ArgumentError(
+                argument="num_blocks", expected=f"within [0, {most}]", got=num_blocks
+            )
         while len(self._digests) <= num_blocks:
             block = len(self._digests) - 1
-            ids = self._tokens[block * BLOCK : (block + 1) * BLOCK]
-            self._digests.append(block_digest(self._digests[-1], block, ids, self._aux))
+            ids = self._ids[block * BLOCK * ID_NBYTES : (block + 1) * BLOCK * ID_NBYTES]
+            self._digests.append(_digest_of(self._digests[-1], block, ids, self._aux))
         return self._digests[num_blocks].hex()
 
     def tail(self, position: int) -> str:
@@ -108,5 +134,5 @@ class Chain:
         if rest == 0:
             return EMPTY_TAIL
         parent = bytes.fromhex(self.at(block))
-        ids = self._tokens[block * BLOCK : position]
-        return block_digest(parent, block, ids, self._aux).hex()[:TAIL_LENGTH]
+        ids = self._ids[block * BLOCK * ID_NBYTES : position * ID_NBYTES]
+        return _digest_of(parent, block, ids, self._aux).hex()[:TAIL_LENGTH]

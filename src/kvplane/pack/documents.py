@@ -1,119 +1,102 @@
-"""What cuts and sessions say: the state to resume at, and every blob it needs.
+"""Cuts, saved sessions and nodes: what their files say, and every rule that a file can break."""
 
-Rows belong to whoever computed them: a document lists its own blobs, and nothing is resumed through
-a name that another producer could have written.
-"""
-
-import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from kvplane.errors import PackCorrupt, PackTooLarge
-from kvplane.ledger import Span
-from kvplane.pack.chain import Aux, packed_ids
-from kvplane.pack.encoding import is_hex, sealed, unsealed
-from kvplane.pack.limits import BLOCK, FORMAT, SPANS, TOKENS
-
-Numerics = Mapping[str, Any]
-STATE_FIELDS = frozenset(
-    {"fingerprint", "format", "groups", "numerics", "canonical", "position", "states"}
+from kvplane.errors import ArgumentError, PackCorrupt, PackTooLarge
+from kvplane.pack.chain import ID_NBYTES, Aux
+from kvplane.pack.encoding import is_hex, is_text, sealed, unsealed
+from kvplane.pack.fingerprint import Fingerprint
+from kvplane.pack.geometries import geometry_of
+from kvplane.pack.inputs import aux_of, decoded_ids, encoded_ids, unpacked
+from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES, FORMAT, NODE_NBYTES
+from kvplane.pack.state import (
+    STATE_FIELDS,
+    GroupRows,
+    State,
+    check,
+    facts_by_group,
+    is_count,
+    state_of,
 )
+
+__all__ = ["Cut", "GroupRows", "Node", "SavedSession", "State"]
+
 CUT_FIELDS = STATE_FIELDS | {"aux", "chain", "self", "tokens"}
 SESSION_FIELDS = CUT_FIELDS | {"cursors", "geometry", "name", "parts", "template", "tokenizer"}
-CURSOR_FIELDS = frozenset({"capacity", "origin_logical", "origin_physical", "length"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRows:
-    """A layer group's rows: positions [first, position of the state)."""
-
-    first: int
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """A position to resume at.
-
-    Args:
-        fingerprint: hex of the model's.
-        position: the next position.
-        groups: by group id.
-        numerics: (stop, numerics) runs; the last stop is the position.
-        canonical: the rows below were made on the canonical schedule by one numerics.
-        states: blob of recurrent and convolution states; None for a model without.
-    """
-
-    fingerprint: str
-    position: int
-    groups: Mapping[str, GroupRows]
-    numerics: tuple[tuple[int, Numerics], ...]
-    canonical: int
-    states: str | None = None
-
-    @property
-    def blobs(self) -> set[str]:
-        """Every blob it names."""
-        named = {span.blob for rows in self.groups.values() for span in rows.spans}
-        return named if self.states is None else named | {self.states}
-
-    def fields(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {
-            "fingerprint": self.fingerprint,
-            "format": FORMAT,
-            "groups": {
-                name: {"first": rows.first, "spans": [list(span) for span in rows.spans]}
-                for name, rows in self.groups.items()
-            },
-            "numerics": [[stop, dict(numerics)] for stop, numerics in self.numerics],
-            "canonical": self.canonical,
-            "position": self.position,
-            "states": self.states,
-        }
+NODE_FIELDS = frozenset({"chain", "fingerprint", "format", "index", "parent", "self", "tokens"})
+CURSOR_FIELDS = ("capacity", "length", "origin_logical", "origin_physical")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A prefix of a conversation that any prompt beginning with it can go on from."""
+    """A prefix of a conversation that any prompt beginning with it can go on from.
+
+    Args:
+        state: its position, rows and provenance.
+        chain: hex of the chain of its whole blocks.
+        ids: of every position, u32 LE.
+        aux: every other input that begins below the position.
+    """
 
     state: State
     chain: str
-    tokens: tuple[int, ...]
+    ids: bytes
     aux: tuple[Aux, ...] = ()
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids as numbers."""
+        return unpacked(self.ids)
+
     def encoded(self) -> bytes:
-        """The file's bytes."""
-        return sealed(
-            "cut",
-            {
-                **self.state.fields(),
-                "aux": [list(item) for item in self.aux],
-                "chain": self.chain,
-                "tokens": encoded_tokens(self.tokens),
-            },
-        )
+        """The file's bytes, which `decoded` reads: PackTooLarge, PackCorrupt."""
+        fields = {
+            **self.state.fields(),
+            "aux": [list(item) for item in self.aux],
+            "chain": self.chain,
+            "tokens": encoded_ids(self.ids),
+        }
+        data = _bounded("cut", fields, DOCUMENT_NBYTES)
+        self.decoded(data, "the cut to be written")
+        return data
 
     @classmethod
     def decoded(cls, data: bytes, path: str) -> "Cut":
         """The cut in a file's bytes: PackCorrupt, PackVersion, PackTooLarge."""
-        fields = unsealed("cut", data, path)
-        _check_fields(fields, CUT_FIELDS, path)
-        tokens = decoded_tokens(fields["tokens"], path)
+        fields = _fields("cut", data, CUT_FIELDS, path)
         state = state_of(fields, path)
-        if len(tokens) != state.position or state.position < 1:
-            raise PackCorrupt(path=path, what=f"{len(tokens)} tokens for position {state.position}")
-        _check(is_hex(fields["chain"]), path, "chain is no digest")
-        aux = aux_of(fields["aux"], path)
-        return cls(state=state, chain=fields["chain"], tokens=tokens, aux=aux)
+        check(state.position > 0, path, "a cut at position 0")
+        check(bool(state.numerics), path, "numerics are missing")
+        for name, facts in facts_by_group(state).items():
+            needed = facts.needed_at(state.position)
+            first = state.groups[name].first
+            check(first == needed, path, f"first of {name} is {first}, not {needed}")
+        ids = decoded_ids(fields["tokens"], path)
+        check(len(ids) == ID_NBYTES * state.position, path, "tokens are not one a position")
+        check(is_hex(fields["chain"]), path, "chain is no digest")
+        aux = aux_of(fields["aux"], path, below=state.position)
+        return cls(state=state, chain=fields["chain"], ids=ids, aux=aux)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSession:
-    """A session that a person saved under a name."""
+    """A session that a person saved under a name.
+
+    Args:
+        state: its position, every live row, and provenance.
+        name: the name.
+        cursors: by group id: (capacity, length, origin_logical, origin_physical).
+        parts: the fingerprint's.
+        geometry: the model's layers, as JSON without floats.
+        chain: hex of the chain of whole blocks, with no salt; None unless ids of all positions
+            from 0 are known.
+        ids: of the positions from where the session began, u32 LE; None when they are not known.
+        aux: every other input.
+        tokenizer: whose ids these are; recorded, and only warned about.
+        template: likewise.
+    """
 
     state: State
     name: str
@@ -121,202 +104,186 @@ class SavedSession:
     parts: Mapping[str, Any]
     geometry: Mapping[str, Any]
     chain: str | None = None
-    tokens: tuple[int, ...] | None = None
+    ids: bytes | None = None
     aux: tuple[Aux, ...] = ()
     tokenizer: str | None = None
-    template: str | None = field(default=None)
+    template: str | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...] | None:
+        """The ids as numbers."""
+        return None if self.ids is None else unpacked(self.ids)
+
+    @property
+    def first_position(self) -> int:
+        """Where the session began: the oldest row of a full layer, or the first id's position.
+
+        Where neither says, 0: a rewind is then refused rather than guessed. Rows that begin above
+        what the position needs say that the session began there.
+        """
+        firsts = {name: rows.first for name, rows in self.state.groups.items()}
+        facts = facts_by_group(self.state)
+        full = [firsts[name] for name in firsts if facts[name].sliding_window is None]
+        if full:
+            return full[0]
+        if self.ids is not None:
+            return self.state.position - len(self.ids) // ID_NBYTES
+        position = self.state.position
+        return max(
+            (first for name, first in firsts.items() if first > facts[name].needed_at(position)),
+            default=0,
+        )
 
     def encoded(self) -> bytes:
-        """The file's bytes."""
-        names = ("capacity", "length", "origin_logical", "origin_physical")
-        return sealed(
-            "session",
-            {
-                **self.state.fields(),
-                "aux": [list(item) for item in self.aux],
-                "chain": self.chain,
-                "cursors": {
-                    group: dict(zip(names, cursor, strict=True))
-                    for group, cursor in self.cursors.items()
-                },
-                "geometry": self.geometry,
-                "name": self.name,
-                "parts": self.parts,
-                "template": self.template,
-                "tokenizer": self.tokenizer,
-                "tokens": None if self.tokens is None else encoded_tokens(self.tokens),
+        """The file's bytes, which `decoded` reads: PackTooLarge, PackCorrupt."""
+        fields = {
+            **self.state.fields(),
+            "aux": [list(item) for item in self.aux],
+            "chain": self.chain,
+            "cursors": {
+                group: dict(zip(CURSOR_FIELDS, cursor, strict=True))
+                for group, cursor in self.cursors.items()
             },
-        )
+            "geometry": self.geometry,
+            "name": self.name,
+            "parts": self.parts,
+            "template": self.template,
+            "tokenizer": self.tokenizer,
+            "tokens": None if self.ids is None else encoded_ids(self.ids),
+        }
+        data = _bounded("session", fields, DOCUMENT_NBYTES)
+        self.decoded(data, f"session {self.name}, to be written")
+        return data
 
     @classmethod
     def decoded(cls, data: bytes, path: str) -> "SavedSession":
         """The session in a file's bytes: PackCorrupt, PackVersion, PackTooLarge."""
-        fields = unsealed("session", data, path)
-        _check_fields(fields, SESSION_FIELDS, path)
+        fields = _fields("session", data, SESSION_FIELDS, path)
         state = state_of(fields, path)
-        cursors = fields["cursors"]
-        _check(isinstance(cursors, dict) and set(cursors) == set(state.groups), path, "cursors")
-        for cursor in cursors.values():
-            _check(isinstance(cursor, dict) and set(cursor) == CURSOR_FIELDS, path, "a cursor")
-            _check(all(_is_count(number) for number in cursor.values()), path, "a cursor's numbers")
-        for name, cursor in cursors.items():
-            _check_cursor(name, cursor, state, path)
-        chain, tokens = fields["chain"], fields["tokens"]
-        _check((chain is None) == (tokens is None), path, "chain and tokens do not go together")
-        _check(chain is None or is_hex(chain), path, "chain is no digest")
-        ids = None if tokens is None else decoded_tokens(tokens, path)
-        _check(ids is None or len(ids) <= state.position, path, "more tokens than positions")
-        for what in ("tokenizer", "template"):
-            _check(fields[what] is None or isinstance(fields[what], str), path, what)
-        _check(isinstance(fields["parts"], dict), path, "parts")
-        _check(isinstance(fields["geometry"], dict), path, "geometry")
-        _check(isinstance(fields["name"], str), path, "name")
-        return cls(
+        saved = cls(
             state=state,
             name=fields["name"],
-            cursors={
-                name: (
-                    cursor["capacity"],
-                    cursor["length"],
-                    cursor["origin_logical"],
-                    cursor["origin_physical"],
-                )
-                for name, cursor in cursors.items()
-            },
+            cursors=_cursors_of(fields["cursors"], state, path),
             parts=fields["parts"],
             geometry=fields["geometry"],
-            chain=chain,
-            tokens=ids,
-            aux=aux_of(fields["aux"], path),
+            chain=fields["chain"],
+            ids=None if fields["tokens"] is None else decoded_ids(fields["tokens"], path),
+            aux=aux_of(fields["aux"], path, below=state.position),
             tokenizer=fields["tokenizer"],
             template=fields["template"],
         )
+        for what in ("tokenizer", "template"):
+            check(fields[what] is None or is_text(fields[what]), path, f"{what} is no text")
+        check(is_text(saved.name), path, "name is no text")
+        _check_model(saved, path)
+        _check_positions(saved, path)
+        return saved
 
 
-def _check_cursor(name: str, cursor: Mapping[str, int], state: State, path: str) -> None:
-    good = (
-        cursor["capacity"] >= 1
-        and cursor["length"] <= cursor["capacity"]
-        and cursor["origin_physical"] < cursor["capacity"]
-        and cursor["origin_logical"] == state.groups[name].first
-        and cursor["origin_logical"] + cursor["length"] == state.position
-    )
-    _check(good, path, f"the cursor of {name} does not fit its rows")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A block that some prompt had: for reasons only, nothing is loaded through it."""
 
+    fingerprint: str
+    chain: str
+    parent: str
+    block: int
+    ids: bytes
 
-def state_of(fields: Mapping[str, Any], path: str) -> State:
-    """The state in a document's fields, with every rule of the format checked: PackCorrupt."""
-    position, canonical = fields["position"], fields["canonical"]
-    _check(_is_count(position) and position <= TOKENS, path, "position")
-    _check(_is_count(canonical) and canonical <= position, path, "canonical")
-    _check(is_hex(fields["fingerprint"]), path, "fingerprint is no digest")
-    _check(fields["states"] is None or is_hex(fields["states"]), path, "states is no digest")
-    groups = fields["groups"]
-    _check(isinstance(groups, dict) and bool(groups), path, "groups")
-    read = {name: _rows_of(name, rows, position, path) for name, rows in groups.items()}
-    total = sum(len(rows.spans) for rows in read.values())
-    if total > SPANS:
-        raise PackTooLarge(what=f"{path}: spans", limit=SPANS, got=total)
-    return State(
-        fingerprint=fields["fingerprint"],
-        position=position,
-        groups=read,
-        numerics=_numerics_of(fields["numerics"], position, path),
-        canonical=canonical,
-        states=fields["states"],
-    )
+    def encoded(self) -> bytes:
+        """The file's bytes."""
+        fields = {
+            "chain": self.chain,
+            "fingerprint": self.fingerprint,
+            "format": FORMAT,
+            "index": self.block,
+            "parent": self.parent,
+            "tokens": encoded_ids(self.ids),
+        }
+        return _bounded("node", fields, NODE_NBYTES)
 
-
-def _rows_of(name: str, rows: Any, position: int, path: str) -> GroupRows:  # noqa: ANN401
-    _check(isinstance(rows, dict) and set(rows) == {"first", "spans"}, path, f"rows of {name}")
-    first, spans = rows["first"], rows["spans"]
-    _check(_is_count(first) and first <= position, path, f"first of {name}")
-    _check(isinstance(spans, list), path, f"spans of {name}")
-    end = first
-    read = []
-    for span in spans:
-        good = (
-            isinstance(span, list)
-            and len(span) == 3  # noqa: PLR2004 - first, stop, blob
-            and _is_count(span[0])
-            and _is_count(span[1])
-            and is_hex(span[2])
+    @classmethod
+    def decoded(cls, data: bytes, path: str) -> "Node":
+        """The node in a file's bytes: PackCorrupt, PackVersion, PackTooLarge."""
+        fields = _fields("node", data, NODE_FIELDS, path)
+        for name in ("chain", "fingerprint", "parent"):
+            check(is_hex(fields[name]), path, f"{name} is no digest")
+        check(is_count(fields["index"]), path, "index is no block's number")
+        ids = decoded_ids(fields["tokens"], path)
+        check(len(ids) == ID_NBYTES * BLOCK, path, "tokens are not those of a block")
+        return cls(
+            fingerprint=fields["fingerprint"],
+            chain=fields["chain"],
+            parent=fields["parent"],
+            block=fields["index"],
+            ids=ids,
         )
-        _check(good, path, f"a span of {name}")
-        _check(span[0] == end < span[1], path, f"spans of {name} are not ascending without holes")
-        _check(span[0] // BLOCK == (span[1] - 1) // BLOCK, path, f"a span of {name} leaves a block")
-        end = span[1]
-        read.append(Span(*span))
-    _check(end == position, path, f"spans of {name} end at {end}, not at {position}")
-    return GroupRows(first=first, spans=tuple(read))
 
 
-def _numerics_of(runs: Any, position: int, path: str) -> tuple[tuple[int, Numerics], ...]:  # noqa: ANN401
-    _check(isinstance(runs, list), path, "numerics")
-    end = 0
-    read = []
-    for run in runs:
-        good = (
-            isinstance(run, list)
-            and len(run) == 2  # noqa: PLR2004 - stop, numerics
-            and _is_count(run[0])
-            and isinstance(run[1], dict)
-            and all(value is None or type(value) in (str, int) for value in run[1].values())
-        )
-        _check(good, path, "a run of numerics")
-        _check(end < run[0], path, "numerics are not ascending")
-        end = run[0]
-        read.append((run[0], run[1]))
-    _check(end == position or (position == 0 and not runs), path, "numerics end elsewhere")
-    return tuple(read)
+def _bounded(kind: str, fields: dict[str, Any], limit: int) -> bytes:
+    data = sealed(kind, fields)
+    if len(data) > limit:
+        raise PackTooLarge(what=f"the {kind} to be written", limit=limit, got=len(data))
+    return data
 
 
-def aux_of(items: Any, path: str) -> tuple[Aux, ...]:  # noqa: ANN401
-    """Other inputs than tokens: PackCorrupt."""
-    _check(isinstance(items, list), path, "aux")
-    for item in items:
-        good = (
-            isinstance(item, list)
-            and len(item) == 4  # noqa: PLR2004 - first, stop, type, digest
-            and _is_count(item[0])
-            and _is_count(item[1])
-            and item[0] < item[1]
-            and isinstance(item[2], str)
-            and is_hex(item[3])
-        )
-        _check(good, path, "an aux item")
-    return tuple(Aux(*item) for item in items)
-
-
-def encoded_tokens(tokens: Sequence[int]) -> str:
-    """base64 of u32 LE."""
-    return base64.b64encode(packed_ids(tokens)).decode()
-
-
-def decoded_tokens(text: Any, path: str) -> tuple[int, ...]:  # noqa: ANN401
-    """Ids from base64 of u32 LE: PackCorrupt."""
-    _check(isinstance(text, str), path, "tokens are no text")
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise PackCorrupt(path=path, what=f"tokens are no base64: {error}") from error
-    _check(len(data) % 4 == 0, path, "tokens are not whole ids")
-    if len(data) // 4 > TOKENS:
-        raise PackTooLarge(what=f"{path}: tokens", limit=TOKENS, got=len(data) // 4)
-    _check(base64.b64encode(data).decode() == text, path, "tokens are not canonical base64")
-    return tuple(np.frombuffer(data, dtype="<u4").tolist())
-
-
-def _check_fields(fields: Mapping[str, Any], expected: frozenset[str], path: str) -> None:
+def _fields(kind: str, data: bytes, expected: frozenset[str], path: str) -> dict[str, Any]:
+    fields = unsealed(kind, data, path)
     if set(fields) != expected:
         odd = sorted(set(fields) ^ expected)
         raise PackCorrupt(path=path, what=f"fields unknown or missing: {', '.join(odd[:8])}")
+    return fields
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _cursors_of(
+    cursors: Any,  # noqa: ANN401 - any JSON value
+    state: State,
+    path: str,
+) -> dict[str, tuple[int, int, int, int]]:
+    good = isinstance(cursors, dict) and set(cursors) == set(state.groups)
+    check(good, path, "cursors are not those of the groups")
+    read = {}
+    for name, cursor in cursors.items():
+        good = isinstance(cursor, dict) and set(cursor) == set(CURSOR_FIELDS)
+        check(good and all(map(is_count, cursor.values())), path, f"the cursor of {name}")
+        capacity, length, origin_logical, origin_physical = (cursor[f] for f in CURSOR_FIELDS)
+        fits = (
+            length <= capacity
+            and origin_physical < capacity
+            and origin_logical == state.groups[name].first
+            and origin_logical + length == state.position
+        )
+        check(fits, path, f"the cursor of {name} does not fit its rows")
+        read[name] = (capacity, length, origin_logical, origin_physical)
+    return read
 
 
-def _check(good: bool, path: str, what: str) -> None:  # noqa: FBT001 - one check a line
-    if not good:
-        raise PackCorrupt(path=path, what=what)
+def _check_model(saved: SavedSession, path: str) -> None:
+    """Parts, geometry, fingerprint and groups all say the same model: PackCorrupt."""
+    try:
+        fingerprint = Fingerprint(saved.parts)
+    except ArgumentError as error:
+        raise PackCorrupt(path=path, what=f"parts: {error}") from error
+    same = fingerprint.hex == saved.state.fingerprint
+    check(same, path, "its parts do not give its fingerprint")
+    geometry = geometry_of(saved.geometry, path)
+    groups = {group.id: list(group.layers) for group in geometry.groups}
+    check(groups == saved.parts["groups"], path, "geometry has other groups than its parts")
+    check(set(groups) == set(saved.state.groups), path, "groups are not those of the model")
+
+
+def _check_positions(saved: SavedSession, path: str) -> None:
+    """Rows, ids and chain begin where the session began, and nothing needed is missing."""
+    begin, position = saved.first_position, saved.state.position
+    for name, facts in facts_by_group(saved.state).items():
+        first = saved.state.groups[name].first
+        if facts.sliding_window is None:
+            check(first == begin, path, f"first of {name} is {first}, not {begin}")
+        needed = max(begin, facts.needed_at(position))
+        check(begin <= first <= needed, path, f"first of {name} is {first}, {needed} is needed")
+    if saved.ids is not None:
+        good = len(saved.ids) == ID_NBYTES * (position - begin) and begin >= 0
+        check(good, path, "tokens are not one a position")
+    whole = saved.ids is not None and begin == 0
+    check((saved.chain is not None) == whole, path, "chain does not go with the tokens")
+    check(saved.chain is None or is_hex(saved.chain), path, "chain is no digest")

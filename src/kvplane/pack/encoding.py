@@ -35,6 +35,11 @@ def is_hex(value: object, *, length: int = DIGEST_LENGTH) -> bool:
     return isinstance(value, str) and len(value) == length and set(value) <= HEX_DIGITS
 
 
+def is_text(value: object) -> bool:
+    """Whether a value is a string that UTF-8 has: none with half a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= mark <= "\udfff" for mark in value)
+
+
 def json_text(value: Any, *, sort_keys: bool) -> bytes:  # noqa: ANN401 - any JSON value
     """A value's JSON without spaces, in UTF-8; keys sorted, or in the order they stand in.
 

@@ -10,23 +10,32 @@ from typing import Any
 from blake3 import blake3
 
 from kvplane.errors import ArgumentError, PackMismatch
-from kvplane.geometry import ModelGeometry
-from kvplane.pack.encoding import canonical, digest, framed
+from kvplane.geometry import LayerGroup, ModelGeometry
+from kvplane.pack.encoding import canonical, digest, framed, is_text
+from kvplane.pack.geometries import rotary_fields
+from kvplane.pack.ids import facts_of
+from kvplane.pack.limits import LAYERS
+from kvplane.pack.values import exact, is_exact
 
-# names, paths, versions, token ids, outputs and generation: rows do not depend on them
+# names, paths, versions, token ids, outputs, generation: rows do not depend on them
 DENY = re.compile(
-    r"^_|^(name_or_path|architectures|auto_map|transformers_version|model_type_version|dtype|"
-    r"torch_dtype|use_cache|output_.*|return_dict.*|attn_implementation.*|id2label|label2id|"
-    r"num_labels|problem_type|finetuning_task|.*_token_id|.*_token_index|bos_.*|eos_.*|pad_.*|"
-    r"decoder_start_.*|is_encoder_decoder|chunk_size_feed_forward|tie_encoder_decoder|"
-    r"gradient_checkpointing|initializer_range|.*_dropout|dropout.*|task_specific_params|prefix|"
-    r"tokenizer_class|torchscript|cross_attention_.*|per_layer_config)$"
+    r"^_|^(name_or_path|architectures|auto_map|transformers_version|dtype|torch_dtype|use_cache|"
+    r"output_.*|return_dict.*|attn_implementation.*|id2label|label2id|num_labels|problem_type|"
+    r"finetuning_task|.*_token_ids?|.*_token_index|is_encoder_decoder|chunk_size_feed_forward|"
+    r"tie_encoder_decoder|gradient_checkpointing|initializer_range|.*_dropout|dropout.*|.*_pdrop|"
+    r"task_specific_params|prefix|tokenizer_class|torchscript|cross_attention_.*|per_layer_config|"
+    r"router_aux_loss_coef|max_length|min_length|do_sample|early_stopping|num_beams|"
+    r"num_beam_groups|diversity_penalty|temperature|top_k|top_p|typical_p|repetition_penalty|"
+    r"length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|"
+    r"num_return_sequences|remove_invalid_values|exponential_decay_length_penalty|"
+    r"suppress_tokens|begin_suppress_tokens|max_new_tokens)$"
 )
-# fields that hold fractions by their meaning: 10000 and 10000.0 are one value
-FLOATS = re.compile(
-    r"(_eps|_theta|base|scaling|factor|multiplier|_scale|scale_factor|softcap\w*|_slope|_std|"
-    r"temperature|scalar|attn_factor|beta_fast|beta_slow|mscale\w*|layer_rope_theta)$"
+# said by every layer's rotary already, and by some versions of transformers here as well
+SAID_BY_ROTARY = frozenset({"partial_rotary_factor"})
+PARTS = frozenset(
+    {"adapters", "config", "groups", "keys_rotated", "quantisation", "rotary", "weights"}
 )
+ROTARY = frozenset({"base", "convention", "dim", "scaling"})
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 _READ_NBYTES = 1 << 22
 
@@ -38,9 +47,17 @@ class Fingerprint:
     Args:
         parts: {"adapters", "config", "groups", "keys_rotated", "quantisation", "rotary",
             "weights"}, of JSON types without floats.
+
+    Raises:
+        ArgumentError: these are no parts.
     """
 
     parts: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        problem = parts_problem(self.parts)
+        if problem is not None:
+            raise ArgumentError(argument="parts", expected="a fingerprint's parts", got=problem)
 
     @cached_property
     def hex(self) -> str:
@@ -50,6 +67,12 @@ class Fingerprint:
     def check(self, other: Mapping[str, Any]) -> None:
         """Refuse other parts by the name of the first that differs: PackMismatch."""
         for field, expected, got in differences(self.parts, other):
+            raise PackMismatch(field=field, expected=expected, got=got)
+
+    def check_groups(self, groups: Sequence[LayerGroup]) -> None:
+        """Refuse rows of other layer groups than the fingerprint's: PackMismatch."""
+        held = {group.id: list(group.layers) for group in groups}
+        for field, expected, got in differences(self.parts["groups"], held, "fingerprint.groups"):
             raise PackMismatch(field=field, expected=expected, got=got)
 
     @classmethod
@@ -68,27 +91,17 @@ class Fingerprint:
         Args:
             geometry: its layers, with the dtype of the rows.
             weights: what identifies them: a string of the caller's, or `weights_of(folder)`.
-            config: the transformers configuration; its text part counts.
+            config: the transformers configuration; its text part counts. A mapping is taken as it
+                stands: its defaults are not known here.
             adapters: what identifies each, in order.
             quantisation: of the weights or rows.
             keys_rotated: whether stored keys carry their rotary position.
+
+        Raises:
+            ArgumentError: nothing identifies the weights, or a value has no one form.
         """
         if not weights:
             raise ArgumentError(argument="weights", expected="what identifies them", got=weights)
-        rotary = {
-            str(layer): None
-            if facts.rotary is None
-            else {
-                "base": float(facts.rotary.base).hex(),
-                "convention": facts.rotary.convention,
-                "dim": facts.rotary.dim,
-                "scaling": None
-                if facts.rotary.scaling is None
-                else exact(dict(facts.rotary.scaling)),
-            }
-            for layer, facts in enumerate(geometry.layers)
-            if facts.owns_rows
-        }
         return cls(
             {
                 "adapters": list(adapters),
@@ -96,60 +109,109 @@ class Fingerprint:
                 "groups": {group.id: list(group.layers) for group in geometry.groups},
                 "keys_rotated": keys_rotated,
                 "quantisation": quantisation,
-                "rotary": rotary,
+                "rotary": {
+                    str(layer): rotary_fields(facts.rotary)
+                    for layer, facts in enumerate(geometry.layers)
+                    if facts.owns_rows
+                },
                 "weights": weights,
             }
         )
 
 
+def parts_problem(parts: object) -> str | None:
+    """Why these are no fingerprint's parts; None when they are."""
+    if not isinstance(parts, Mapping) or set(parts) != PARTS:
+        return f"other fields than {', '.join(sorted(PARTS))}"
+    if not is_exact(dict(parts)):
+        return "a float, or text that UTF-8 does not have"
+    groups, rotary = parts["groups"], parts["rotary"]
+    good = {
+        "adapters": _is_list(parts["adapters"], str),
+        "config": isinstance(parts["config"], dict),
+        "groups": isinstance(groups, dict) and bool(groups) and all(map(facts_of, groups)),
+        "keys_rotated": isinstance(parts["keys_rotated"], bool),
+        "quantisation": parts["quantisation"] is None or is_text(parts["quantisation"]),
+        "rotary": isinstance(rotary, dict) and all(map(_is_rotary, rotary.values())),
+        "weights": is_text(parts["weights"]) and parts["weights"] != "",
+    }
+    for field, fits in good.items():
+        if not fits:
+            return f"{field} = {str(parts[field])[:80]}"
+    layers = [layer for named in groups.values() for layer in _ascending(named)]
+    if len(set(layers)) < len(layers) or min(layers) < 0 or max(layers) >= LAYERS:
+        return "groups whose layers are none, repeated or not ascending"
+    if set(rotary) != {str(layer) for layer in layers}:
+        return "rotary of other layers than the groups'"
+    return None
+
+
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _ascending(layers: Any) -> list[int]:  # noqa: ANN401
+    good = _is_list(layers, int) and bool(layers) and layers == sorted(layers)
+    return layers if good else [-1]
+
+
+def _is_rotary(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and set(value) == ROTARY)
+
+
 def config_part(config: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The part of a transformers configuration that rows depend on."""
+    """The part of a transformers configuration that rows depend on.
+
+    Raises:
+        ArgumentError: it is none, or a value has no one form.
+    """
     if hasattr(config, "get_text_config"):
         config = config.get_text_config(decoder=True)
-    fields = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
+    if hasattr(config, "to_diff_dict"):
+        config = config.to_diff_dict()
+    if not isinstance(config, Mapping):
+        raise ArgumentError(argument="config", expected="a configuration", got=config)
     return {
-        name: exact(value, name)
-        for name, value in fields.items()
-        if not DENY.search(name) and value is not None
+        name: exact(_without_denied(value), name)
+        for name, value in config.items()
+        if value is not None and name not in SAID_BY_ROTARY and not DENY.search(name)
     }
 
 
-def exact(value: Any, name: str = "") -> Any:  # noqa: ANN401
-    """A JSON value without floats: a float is the string of `float.hex()`."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+def _without_denied(value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, Mapping):
         return value
-    if isinstance(value, float) or (isinstance(value, int) and FLOATS.search(name)):
-        return float(value).hex()
-    if isinstance(value, int):
-        return value
-    if isinstance(value, Mapping):
-        return {
-            str(key): exact(item, str(key))
-            for key, item in value.items()
-            if not DENY.search(str(key))
-        }
-    if isinstance(value, (list, tuple)):
-        return [exact(item, name) for item in value]
-    return str(value)
+    return {
+        name: _without_denied(item) for name, item in value.items() if not DENY.search(str(name))
+    }
 
 
 def weights_of(folder: str | Path) -> str:
-    """ "files:" and a digest over the names and digests of a folder's weight files.
+    """The identity of a folder's weight files: "files:", and a digest over names and digests.
 
     Raises:
-        ArgumentError: it holds none.
+        ArgumentError: it holds none, or cannot be read.
     """
-    files = sorted(path for path in Path(folder).iterdir() if path.name.endswith(_WEIGHT_SUFFIXES))
-    if not files:
+    try:
+        named = {path.name: path for path in Path(folder).iterdir()}
+        parts = []
+        for name in sorted(name for name in named if name.endswith(_WEIGHT_SUFFIXES)):
+            parts += [framed(name.encode()), framed(_file_digest(named[name]))]
+    except OSError as error:
+        raise ArgumentError(
+            argument="folder", expected="a folder of weight files", got=f"{folder}: {error}"
+        ) from error
+    if not parts:
         raise ArgumentError(argument="folder", expected="weight files in it", got=str(folder))
-    parts = []
-    for path in files:
-        state = blake3()
-        with path.open("rb") as file:
-            while data := file.read(_READ_NBYTES):
-                state.update(data)
-        parts += [framed(path.name.encode()), framed(bytes(state.digest()))]
     return "files:" + digest(*parts).hex()
+
+
+def _file_digest(path: Path) -> bytes:
+    state = blake3()
+    with path.open("rb") as file:
+        while data := file.read(_READ_NBYTES):
+            state.update(data)
+    return bytes(state.digest())
 
 
 def differences(

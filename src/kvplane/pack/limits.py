@@ -18,3 +18,6 @@ ROUND_DOWN = 32
 # of one tensor in a blob of states
 TENSOR_AXES = 8
 STATES_NBYTES = 1 << 32
+
+# threads that hash while others copy; more are no faster on memory that all share
+WORKERS = 2

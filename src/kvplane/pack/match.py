@@ -12,14 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvplane.errors import PackError
+from kvplane.errors import ArgumentError, PackError
 from kvplane.pack.blob import blob_name
-from kvplane.pack.chain import Aux, Chain
-from kvplane.pack.documents import Cut
-from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES
+from kvplane.pack.chain import ID_NBYTES, TAIL_LENGTH, Aux, Chain, packed_ids
+from kvplane.pack.documents import Cut, Node
+from kvplane.pack.encoding import is_hex
+from kvplane.pack.fingerprint import Fingerprint
+from kvplane.pack.ids import facts_of
+from kvplane.pack.inputs import ordered
+from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES, NODE_NBYTES
 from kvplane.storage import Storage
 
 SEAL_LENGTH = 16
+REASONS = 4
+_CUT_PARTS = 4
 
 
 class CutName(NamedTuple):
@@ -41,6 +47,7 @@ class Match:
         reason: why no deeper, in words; "" when it is the whole prompt but its last token.
         cut: the cut; None for none.
         file: its file.
+        nbytes: rows that loading it gives.
     """
 
     position: int
@@ -48,6 +55,7 @@ class Match:
     reason: str
     cut: Cut | None = None
     file: str | None = None
+    nbytes: int = 0
 
 
 def cut_folder(fingerprint: str, chain: str) -> str:
@@ -64,11 +72,45 @@ def cut_names(storage: Storage, folder: str) -> list[CutName]:
     """The cuts in a folder; names that are none are passed over."""
     names = []
     for file in storage.list(folder):
-        parts = file.rsplit("/", 1)[-1].split(".")
-        good = len(parts) == 4 and parts[3] == "json" and parts[0].isdigit()  # noqa: PLR2004
-        if good and str(int(parts[0])) == parts[0]:
-            names.append(CutName(int(parts[0]), parts[1], parts[2], file))
+        parts = file.removeprefix(f"{folder}/").split(".")
+        if len(parts) != _CUT_PARTS or parts[3] != "json":
+            continue
+        position, tail, seal, _ = parts
+        plain = position.isascii() and position.isdigit() and len(position) <= len(str(1 << 24))
+        if (
+            plain
+            and position[0] != "0"
+            and (tail == "-" or is_hex(tail, length=TAIL_LENGTH))
+            and is_hex(seal, length=SEAL_LENGTH)
+        ):
+            names.append(CutName(int(position), tail, seal, file))
     return names
+
+
+def sealed_name(cut: Cut, tail: str, data: bytes) -> str:
+    """The file of a cut: its name carries its content."""
+    seal = json.loads(data)["self"][:SEAL_LENGTH]
+    folder = cut_folder(cut.state.fingerprint, cut.chain)
+    return f"{folder}/{cut.state.position}.{tail}.{seal}.json"
+
+
+class Prompt:
+    """A prompt as it is matched: ids, other inputs and their chain."""
+
+    def __init__(
+        self, fingerprint: str, tokens: Sequence[int], *, aux: Sequence[Aux], salt: bytes
+    ) -> None:
+        self.ids = packed_ids(tokens)
+        self.aux = ordered(aux)
+        self.chain = Chain(fingerprint, tokens, aux=self.aux, salt=salt)
+        # the last token is always read again: somebody has to say what follows
+        self.limit = max(0, len(tokens) - 1)
+
+    def begins_with(self, cut: Cut) -> bool:
+        """Whether every id and other input of a cut is the prompt's."""
+        position = cut.state.position
+        held = tuple(item for item in self.aux if item.first < position)
+        return self.ids[: ID_NBYTES * position] == cut.ids and held == cut.aux
 
 
 class Matcher:
@@ -76,86 +118,76 @@ class Matcher:
 
     Args:
         storage: an opened root.
-        fingerprint: hex of the model's.
-        group_ids: the model's groups; a cut of others is no use.
-        numerics: of the store that will go on.
+        fingerprint: the model's; a cut of other groups is no use.
+        numerics: of the store that will go on; None when it is not known.
         salt: of the tenant.
     """
 
     def __init__(
         self,
         storage: Storage,
-        fingerprint: str,
+        fingerprint: Fingerprint,
         *,
-        group_ids: Sequence[str],
-        numerics: Mapping[str, Any],
+        numerics: Mapping[str, Any] | None,
         salt: bytes = b"",
     ) -> None:
         self._storage = storage
-        self._fingerprint = fingerprint
-        self._group_ids = set(group_ids)
-        self._numerics = dict(numerics)
+        self._fingerprint = fingerprint.hex
+        self._layers = {name: len(held) for name, held in fingerprint.parts["groups"].items()}
+        self._numerics = None if numerics is None else dict(numerics)
         self._salt = salt
 
     def matches(
         self, tokens: Sequence[int], *, aux: Sequence[Aux] = (), strict: bool = False
     ) -> Iterator[Match]:
-        """Every usable cut of a prompt, deepest first, and at last the match of nothing."""
-        limit = max(0, len(tokens) - 1)
-        chain = Chain(self._fingerprint, tokens, aux=aux, salt=self._salt)
-        seen = self._seen(chain, len(tokens) // BLOCK)
-        passed: list[str] = []
-        for num_blocks in range(limit // BLOCK, -1, -1):
-            folder = cut_folder(self._fingerprint, chain.at(num_blocks))
-            named = [
-                name
-                for name in cut_names(self._storage, folder)
-                if name.position <= min(limit, (num_blocks + 1) * BLOCK - 1)
-                and name.position // BLOCK == num_blocks
-                and name.tail == chain.tail(name.position)
-            ]
-            for cut, file in self._usable(named, tokens, aux, chain, passed, strict=strict):
-                reason = self._reason(cut.state.position, limit, seen, passed)
-                yield Match(
-                    position=cut.state.position, seen=seen, reason=reason, cut=cut, file=file
-                )
-        yield Match(position=0, seen=seen, reason=self._reason(0, limit, seen, passed))
+        """Every usable cut of a prompt, deepest first, and at last the match of nothing.
 
-    def _usable(
-        self,
-        named: Sequence[CutName],
-        tokens: Sequence[int],
-        aux: Sequence[Aux],
-        chain: Chain,
-        passed: list[str],
-        *,
-        strict: bool,
+        Raises:
+            ArgumentError: ids outside 32 bits, or strict with no numerics to compare.
+        """
+        if strict and self._numerics is None:
+            raise ArgumentError(argument="strict", expected="with a store", got="none")
+        prompt = Prompt(self._fingerprint, tokens, aux=aux, salt=self._salt)
+        seen = self._seen(prompt, len(tokens) // BLOCK)
+        passed: list[str] = []
+        for num_blocks in range(prompt.limit // BLOCK, -1, -1):
+            for cut, file in self._after(num_blocks, prompt, passed, strict=strict):
+                yield Match(
+                    position=cut.state.position,
+                    seen=max(seen, cut.state.position - cut.state.position % BLOCK),
+                    reason=self._reason(cut.state.position, prompt.limit, seen, passed),
+                    cut=cut,
+                    file=file,
+                    nbytes=self._nbytes(cut),
+                )
+        yield Match(position=0, seen=seen, reason=self._reason(0, prompt.limit, seen, passed))
+
+    def _after(
+        self, num_blocks: int, prompt: Prompt, passed: list[str], *, strict: bool
     ) -> Iterator[tuple[Cut, str]]:
-        for position in sorted({name.position for name in named}, reverse=True):
+        """The usable cuts whose whole blocks are the prompt's first so many, deepest first."""
+        folder = cut_folder(self._fingerprint, prompt.chain.at(num_blocks))
+        by_position: dict[int, list[CutName]] = {}
+        for name in cut_names(self._storage, folder):
+            fits = 0 < name.position <= prompt.limit and name.position // BLOCK == num_blocks
+            if fits and name.tail == prompt.chain.tail(name.position):
+                by_position.setdefault(name.position, []).append(name)
+        for position in sorted(by_position, reverse=True):
             found = []
-            for name in named:
-                if name.position != position:
+            for name in by_position[position]:
+                cut = self._opened(name, prompt, passed)
+                if cut is None:
                     continue
-                cut = self._opened(name, tokens, aux, chain, passed)
-                if cut is not None:
-                    own = all(numerics == self._numerics for _, numerics in cut.state.numerics)
-                    canonical = cut.state.canonical == position
-                    if strict and not (own and canonical):
-                        what = "of other numerics" if canonical else "not canonical"
-                        passed.append(f"the cut at {position} is {what}")
-                        continue
-                    found.append(((not own, not canonical, name.seal), cut, name.file))
+                own = all(numerics == self._numerics for _, numerics in cut.state.numerics)
+                if strict and not (own and cut.state.canonical == position):
+                    what = "of other numerics" if not own else "not canonical"
+                    passed.append(f"the cut at {position} is {what}")
+                    continue
+                found.append(((not own, -cut.state.canonical, name.seal), cut, name.file))
             for _, cut, file in sorted(found, key=lambda item: item[0]):
                 yield cut, file
 
-    def _opened(
-        self,
-        name: CutName,
-        tokens: Sequence[int],
-        aux: Sequence[Aux],
-        chain: Chain,
-        passed: list[str],
-    ) -> Cut | None:
+    def _opened(self, name: CutName, prompt: Prompt, passed: list[str]) -> Cut | None:
         """The cut, when it is what its name says and the prompt begins with it."""
         path = f"{self._storage.location}/{name.file}"
         try:
@@ -164,45 +196,61 @@ class Matcher:
         except PackError as error:
             passed.append(f"the cut at {name.position} is damaged: {error}")
             return None
-        if sealed_name(cut, chain.tail(cut.state.position), data) != name.file:
+        if sealed_name(cut, name.tail, data) != name.file:
             passed.append(f"the cut at {name.position} is damaged: its name is another's")
             return None
-        if cut.state.fingerprint != self._fingerprint or set(cut.state.groups) != self._group_ids:
-            passed.append(f"the cut at {name.position} is another model's")
+        if set(cut.state.groups) != set(self._layers):
+            passed.append(f"the cut at {name.position} is of other layer groups")
             return None
-        held = tuple(item for item in aux if item.first < cut.state.position)
-        if cut.tokens != tuple(tokens[: cut.state.position]) or cut.aux != held:
+        if not prompt.begins_with(cut):
             # equal digests, other ids: a collision, or somebody's forgery
             passed.append(f"the cut at {name.position} is of other tokens")
             return None
-        gone = [b for b in sorted(cut.state.blobs) if not self._storage.exists(blob_name(b))]
-        if gone:
-            passed.append(f"the cut at {name.position} is evicted: blob {gone[0][:16]}... is gone")
-            return None
+        for blob in sorted(cut.state.blobs):
+            if not self._storage.exists(blob_name(blob)):
+                what = f"evicted: blob {blob[:16]}... is gone"
+                passed.append(f"the cut at {name.position} is {what}")
+                return None
         return cut
 
-    def _seen(self, chain: Chain, num_blocks: int) -> int:
-        low, high = 0, num_blocks
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._storage.exists(node_file(self._fingerprint, chain.at(middle))):
-                low = middle
-            else:
-                high = middle - 1
-        return low * BLOCK
+    def _seen(self, prompt: Prompt, num_blocks: int) -> int:
+        """Tokens up to the deepest block that has a node: some may be missing, none is trusted."""
+        for block in range(num_blocks - 1, -1, -1):
+            if self._is_node(prompt, block):
+                return (block + 1) * BLOCK
+        return 0
+
+    def _is_node(self, prompt: Prompt, block: int) -> bool:
+        file = node_file(self._fingerprint, prompt.chain.at(block + 1))
+        if not self._storage.exists(file):
+            return False
+        try:
+            node = Node.decoded(self._storage.read(file, limit=NODE_NBYTES), file)
+        except PackError:
+            return False
+        return node == Node(
+            fingerprint=self._fingerprint,
+            chain=prompt.chain.at(block + 1),
+            parent=prompt.chain.at(block),
+            block=block,
+            ids=prompt.ids[ID_NBYTES * BLOCK * block : ID_NBYTES * BLOCK * (block + 1)],
+        )
+
+    def _nbytes(self, cut: Cut) -> int:
+        total = 0
+        for name, rows in cut.state.groups.items():
+            facts = facts_of(name)
+            if facts is not None:
+                count = cut.state.position - rows.first
+                total += count * self._layers[name] * facts.row_nbytes
+        return total
 
     def _reason(self, position: int, limit: int, seen: int, passed: Sequence[str]) -> str:
         if position >= limit:
             return ""
         if passed:
-            return "; ".join(passed[:4])
+            more = len(passed) - REASONS
+            return "; ".join(passed[:REASONS]) + (f"; and {more} more" if more > 0 else "")
         if seen > position:
             return f"{seen} tokens were seen before, no cut was taken after {position}"
         return f"nothing that was seen before agrees with the prompt beyond {max(seen, position)}"
-
-
-def sealed_name(cut: Cut, tail: str, data: bytes) -> str:
-    """The file of a cut: its name carries its content."""
-    seal = json.loads(data)["self"][:SEAL_LENGTH]
-    folder = cut_folder(cut.state.fingerprint, cut.chain)
-    return f"{folder}/{cut.state.position}.{tail}.{seal}.json"

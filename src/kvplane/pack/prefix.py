@@ -7,38 +7,28 @@ from dataclasses import replace
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, PackError
-from kvplane.geometry import LayerGroup
-from kvplane.pack.chain import Aux, Chain
-from kvplane.pack.documents import Cut, encoded_tokens
-from kvplane.pack.encoding import sealed
+from kvplane.pack.chain import ID_NBYTES, Aux, Chain, packed_ids
+from kvplane.pack.documents import Cut, Node
 from kvplane.pack.fingerprint import Fingerprint
-from kvplane.pack.limits import BLOCK, FORMAT
+from kvplane.pack.inputs import ordered
+from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES
 from kvplane.pack.match import Match, Matcher, cut_folder, cut_names, node_file, sealed_name
+from kvplane.pack.policy import Policy, every, wished_cuts
 from kvplane.pack.reader import Loaded, load_state
 from kvplane.pack.root import open_root
-from kvplane.pack.writer import RowSource, Written, check_present, state_at
+from kvplane.pack.source import RowSource
+from kvplane.pack.writer import (
+    Written,
+    canonical_until,
+    check_present,
+    numerics_until,
+    state_at,
+)
 from kvplane.session import Session
 from kvplane.storage import Storage
 from kvplane.store import KVStore
 
-EVERY_LEAST = 2048
-
-
-def every(groups: Sequence[LayerGroup]) -> int:
-    """Between cuts of a long prompt: max(2048, 4 x largest window), rounded up to blocks."""
-    largest = max((group.sliding_window or 0 for group in groups), default=0)
-    return -(-max(EVERY_LEAST, 4 * largest) // BLOCK) * BLOCK
-
-
-def wished_cuts(first: int, stop: int, groups: Sequence[LayerGroup], *, chunk: int) -> list[int]:
-    """Where cuts are taken while positions [first, stop) of a prompt are read.
-
-    At the last multiple of the chunk, at the end itself, and on the way every `every(groups)`.
-    """
-    step = every(groups)
-    wished = set(range(first - first % step + step, stop, step))
-    wished |= {stop - stop % chunk, stop}
-    return sorted(cut for cut in wished if first < cut <= stop)
+__all__ = ["Policy", "PrefixCache", "every", "wished_cuts"]
 
 
 class PrefixCache:
@@ -69,7 +59,7 @@ class PrefixCache:
     def match(
         self,
         tokens: Sequence[int],
-        store: KVStore,
+        store: KVStore | None = None,
         *,
         aux: Sequence[Aux] = (),
         strict: bool = False,
@@ -78,12 +68,16 @@ class PrefixCache:
 
         Args:
             tokens: ids of the prompt.
-            store: the one that will go on: its numerics and groups count.
+            store: the one that will go on: cuts of its own numerics are preferred.
             aux: other inputs than tokens.
             strict: only cuts whose rows a cold run on the canonical schedule would have, bit for
                 bit, by this store's numerics.
+
+        Raises:
+            ArgumentError: ids outside 32 bits, or strict without a store.
+            PackMismatch: the store has other layer groups than the fingerprint.
         """
-        return next(iter(self._matcher(store).matches(tokens, aux=aux, strict=strict)))
+        return next(self._matcher(store).matches(tokens, aux=aux, strict=strict))
 
     def load(
         self,
@@ -101,22 +95,24 @@ class PrefixCache:
 
         Raises:
             PackError: a second cut was damaged as well. Nothing was made.
-            LimitReached, MemoryUnavailable: as `KVStore.builder`.
+            ArgumentError, PackMismatch: as `match`.
+            LimitReached, MemoryUnavailable, SnapshotMismatch: as `KVStore.builder`.
         """
         failed: PackError | None = None
-        for match in self._matcher(store).matches(tokens, aux=aux, strict=strict):
-            if match.cut is None or match.file is None:
-                return _after(failed, match), None
+        found = Match(position=0, seen=0, reason="")
+        for found in self._matcher(store).matches(tokens, aux=aux, strict=strict):
+            if found.cut is None or found.file is None:
+                break
             try:
-                loaded = self._load(match.cut, match.file, store, remember=remember)
+                loaded = self._load(found.cut, found.file, store, remember=remember)
             except PackError as error:
                 if failed is not None:
                     raise
                 failed = error
                 continue
-            self.storage.touch(match.file)
-            return _after(failed, match), loaded
-        return Match(position=0, seen=0, reason="nothing is stored"), None
+            self._touch(found.file)
+            return _after(failed, found), loaded
+        return _after(failed, found), None
 
     def _load(self, cut: Cut, file: str, store: KVStore, *, remember: bool) -> Loaded:
         position = cut.state.position
@@ -124,6 +120,7 @@ class PrefixCache:
         for group in store.geometry.groups:
             first = cut.state.groups[group.id].first
             capacity = store.plan.capacities[group.id]
+            # where a session that was born at 0 holds them
             row = divmod(first, capacity)[1]
             cursors[group.id] = (capacity, position - first, first, row)
         return load_state(
@@ -131,14 +128,22 @@ class PrefixCache:
             cut.state,
             store,
             cursors=cursors,
+            first_position=0,
             tokens=cut.tokens if remember else None,
             needed_by=f"cut {file}",
         )
 
+    def _touch(self, file: str) -> None:
+        try:
+            self.storage.touch(file)
+        except PackError:
+            # whoever may only read cannot say that it was used
+            return
+
     def publish(
         self,
         session: Session,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | None = None,
         *,
         position: int | None = None,
         aux: Sequence[Aux] = (),
@@ -148,7 +153,8 @@ class PrefixCache:
 
         Args:
             session: with no step open.
-            tokens: ids of the whole session, or at least up to the cut.
+            tokens: ids of the whole session, or at least up to the cut; None takes those that it
+                remembers.
             position: the cut: the session's own, or one that a step captured; None: the session's.
             aux: other inputs than tokens.
             states: of recurrent and convolution layers at the cut.
@@ -157,105 +163,141 @@ class PrefixCache:
             The cut; None when one as good is there already, or at position 0.
 
         Raises:
-            ArgumentError: a session that began elsewhere, too few ids, or rows that are not held.
+            ArgumentError: a session that began elsewhere or has a batch axis, too few ids, others
+                than it remembers, or rows that are not held.
+            PackMismatch: the session has other layer groups than the fingerprint.
+            StepOpen, SessionClosed, SessionBusy: the session is in use.
             StorageError: something could not be written; no cut names what was.
         """
-        at = session.position if position is None else position
-        if session.first_position or len(tokens) < at:
-            expected = f"a session from position 0 with at least {at} ids"
-            raise ArgumentError(argument="session", expected=expected, got=len(tokens))
-        ids = tuple(tokens[:at])
-        held = tuple(item for item in aux if item.first < at)
-        if at == 0:
-            return None, Written()
-        chain = Chain(self.fingerprint.hex, ids, aux=held, salt=self._salt)
-        if self._as_good(session, chain, at):
-            return None, Written()
-        captured = session.captures.get(at)
-        source = RowSource(session, captured=captured.rows if captured else None, cut=at)
-        firsts = {
-            group.id: 0 if group.sliding_window is None else max(0, at - (group.sliding_window - 1))
-            for group in session.groups
-        }
-        for group in session.groups:
-            if source.first_held(group) > firsts[group.id] and firsts[group.id] < at:
-                expected = f"positions from {firsts[group.id]} of {group.id}"
-                raise ArgumentError(
-                    argument="position", expected=expected, got=source.first_held(group)
-                )
+        with session.guard:
+            session.check_open()
+            session.check_idle()
+            self.fingerprint.check_groups(session.groups)
+            at = session.position if position is None else position
+            ids = _ids(session, tokens, at)
+            if at == 0:
+                return None, Written()
+            held = ordered(aux, below=at)
+            cut, written = self._published(session, at, ids, held, states)
+            session.captures.pop(at, None)
+            session.marks.discard(at)
+            return cut, written
 
-        def made() -> tuple[Cut, Written]:
+    def _published(
+        self,
+        session: Session,
+        at: int,
+        ids: bytes,
+        aux: tuple[Aux, ...],
+        states: Mapping[str, Tensor] | None,
+    ) -> tuple[Cut | None, Written]:
+        source = RowSource(session, capture=session.captures.get(at))
+        chain = Chain.packed(self.fingerprint.hex, ids, aux=aux, salt=self._salt)
+        if self._as_good(source, chain, ids, aux, at):
+            return None, Written()
+        firsts = {}
+        for group in session.groups:
+            window = group.sliding_window
+            first = firsts[group.id] = 0 if window is None else max(0, at - (window - 1))
+            if source.first_held(group) > first and first < at:
+                expected = f"positions from {first} of {group.id}"
+                got = source.first_held(group)
+                raise ArgumentError(argument="position", expected=expected, got=got)
+
+        def put() -> tuple[Cut, Written]:
             state, written = state_at(
-                session,
+                source,
                 self.storage,
                 fingerprint=self.fingerprint.hex,
                 position=at,
                 firsts=firsts,
-                source=source,
                 states=states,
             )
-            return Cut(state=state, chain=chain.at(at // BLOCK), tokens=ids, aux=held), written
+            cut = Cut(state=state, chain=chain.at(at // BLOCK), ids=ids, aux=aux)
+            data = cut.encoded()
+            self.storage.put(sealed_name(cut, chain.tail(at), data), data)
+            return cut, written
 
-        cut, written = made()
-        self._put(cut, chain)
+        cut, written = put()
         if check_present(self.storage, cut.state):
-            cut, again = made()
-            self._put(cut, chain)
-            written.nbytes_written += again.nbytes_written
+            # somebody swept a blob between its naming and this: put it again from the rows
+            cut, again = put()
+            written.add(again)
         self._index(ids, chain)
-        session.captures.pop(at, None)
-        session.marks.discard(at)
         return cut, written
 
-    def _put(self, cut: Cut, chain: Chain) -> None:
-        data = cut.encoded()
-        self.storage.put(sealed_name(cut, chain.tail(cut.state.position), data), data)
-
-    def _as_good(self, session: Session, chain: Chain, position: int) -> bool:
+    def _as_good(
+        self, source: RowSource, chain: Chain, ids: bytes, aux: tuple[Aux, ...], position: int
+    ) -> bool:
         """Whether a valid cut of equal tokens and numerics is there, as canonical as this one."""
         folder = cut_folder(self.fingerprint.hex, chain.at(position // BLOCK))
-        canonical = min(session.ledger.canonical, position)
-        numerics = [dict(made) for _, made in session.ledger.numerics]
         for name in cut_names(self.storage, folder):
             if name.position != position or name.tail != chain.tail(position):
                 continue
             try:
-                data = self.storage.read(name.file, limit=64 << 20)
+                data = self.storage.read(name.file, limit=DOCUMENT_NBYTES)
                 cut = Cut.decoded(data, name.file)
             except PackError:
                 continue
-            same = [dict(made) for _, made in cut.state.numerics] == numerics
+            state = cut.state
             if (
-                same
-                and cut.state.canonical >= canonical
-                and not check_present(self.storage, cut.state)
+                sealed_name(cut, name.tail, data) == name.file
+                and (cut.ids, cut.aux) == (ids, aux)
+                and set(state.groups) == set(self.fingerprint.parts["groups"])
+                and state.numerics == numerics_until(source, position)
+                and state.canonical >= canonical_until(source, position)
+                and not check_present(self.storage, state)
             ):
                 return True
         return False
 
-    def _index(self, ids: Sequence[int], chain: Chain) -> None:
-        for block in range(len(ids) // BLOCK):
-            here = chain.at(block + 1)
-            file = node_file(self.fingerprint.hex, here)
-            if not self.storage.exists(file):
-                fields = {
-                    "chain": here,
-                    "fingerprint": self.fingerprint.hex,
-                    "format": FORMAT,
-                    "index": block,
-                    "parent": chain.at(block),
-                    "tokens": encoded_tokens(ids[block * BLOCK : (block + 1) * BLOCK]),
-                }
-                self.storage.put(file, sealed("node", fields))
+    def _index(self, ids: bytes, chain: Chain) -> None:
+        """Put the nodes of blocks that have none: only reasons come of them."""
+        missing = []
+        for block in range(len(ids) // ID_NBYTES // BLOCK - 1, -1, -1):
+            if self.storage.exists(node_file(self.fingerprint.hex, chain.at(block + 1))):
+                break
+            missing.append(block)
+        for block in reversed(missing):
+            node = Node(
+                fingerprint=self.fingerprint.hex,
+                chain=chain.at(block + 1),
+                parent=chain.at(block),
+                block=block,
+                ids=ids[ID_NBYTES * BLOCK * block : ID_NBYTES * BLOCK * (block + 1)],
+            )
+            self.storage.put(node_file(node.fingerprint, node.chain), node.encoded())
 
-    def _matcher(self, store: KVStore) -> Matcher:
+    def _matcher(self, store: KVStore | None) -> Matcher:
+        if store is not None:
+            self.fingerprint.check_groups(store.geometry.groups)
         return Matcher(
             self.storage,
-            self.fingerprint.hex,
-            group_ids=[group.id for group in store.geometry.groups],
-            numerics=store.numerics,
+            self.fingerprint,
+            numerics=None if store is None else store.numerics,
             salt=self._salt,
         )
+
+
+def _ids(session: Session, tokens: Sequence[int] | None, at: int) -> bytes:
+    """The packed ids below a cut, once they can be those of its rows: ArgumentError."""
+    if session.batch is not None or session.first_position:
+        expected = "one sequence, from position 0"
+        got = f"{session.num_sequences} from position {session.first_position}"
+        raise ArgumentError(argument="session", expected=expected, got=got)
+    if not 0 <= at <= session.position:
+        expected = f"within [0, {session.position}]"
+        raise ArgumentError(argument="position", expected=expected, got=at)
+    known = session.ids[0][:at] if session.ids is not None else None
+    given = known if tokens is None else tokens[:at]
+    if given is None or len(given) < at:
+        num_ids = 0 if given is None else len(given)
+        raise ArgumentError(argument="tokens", expected=f"at least {at} ids", got=num_ids)
+    ids = packed_ids(given)
+    if known is not None and ids != packed_ids(known):
+        expected = "the ids that the session remembers"
+        raise ArgumentError(argument="tokens", expected=expected, got="others")
+    return ids
 
 
 def _after(failed: PackError | None, match: Match) -> Match:

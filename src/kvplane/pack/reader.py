@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,20 +12,26 @@ from kvplane.builder import SessionBuilder
 from kvplane.errors import PackCorrupt, PackMismatch, PackMissing, PackTooLarge, StorageMissing
 from kvplane.geometry import LayerGroup
 from kvplane.ledger import Ledger, Span
-from kvplane.pack.blob import blob_name, check_digest, check_rows, header_of, tensors_of
-from kvplane.pack.documents import State
-from kvplane.pack.limits import BLOCK, HEADER_NBYTES
+from kvplane.pack.blob import (
+    Memory,
+    blob_name,
+    check_digest,
+    check_rows,
+    check_states,
+    header_of,
+    tensors_of,
+)
+from kvplane.pack.buffers import ThreadBuffer
+from kvplane.pack.limits import BLOCK, HEADER_NBYTES, STATES_NBYTES, WORKERS
+from kvplane.pack.state import State
 from kvplane.session import Session
 from kvplane.snapshot import Cursor
 from kvplane.storage import Storage
 from kvplane.store import KVStore
 
-WORKERS = 2
-STATES_NBYTES = 1 << 34
-
 
 class Task(NamedTuple):
-    """Rows to read out of one blob."""
+    """Rows [first, stop) of a group, to read out of one blob."""
 
     group: LayerGroup
     span: Span
@@ -59,6 +64,7 @@ def load_state(
     store: KVStore,
     *,
     cursors: Mapping[str, Cursor],
+    first_position: int,
     tokens: Sequence[int] | None,
     needed_by: str,
 ) -> Loaded:
@@ -69,6 +75,7 @@ def load_state(
         state: which blobs.
         store: must have the state's groups, dtype included.
         cursors: by group id, as in `KVStore.builder`.
+        first_position: where the session began.
         tokens: ids that the session remembers.
         needed_by: the document, for messages.
 
@@ -80,14 +87,12 @@ def load_state(
     groups = {group.id: group for group in store.geometry.groups}
     if set(groups) != set(state.groups):
         raise PackMismatch(field="groups", expected=sorted(groups), got=sorted(state.groups))
-    first_position = min(rows.first for rows in state.groups.values())
-    sliding_only = all(group.is_sliding for group in groups.values())
     builder = store.builder(
         cursors,
-        first_position=0 if sliding_only else first_position,
+        first_position=first_position,
         tokens=None if tokens is None else [tokens],
         ledger=Ledger(
-            first_position=0 if sliding_only else first_position,
+            first_position=first_position,
             canonical=state.canonical,
             numerics=list(state.numerics),
             spans={name: list(rows.spans) for name, rows in state.groups.items()},
@@ -99,9 +104,8 @@ def load_state(
             for name, rows in state.groups.items()
             for task in _tasks(groups[name], rows.spans, builder)
         ]
-        with closing(_Reader(storage, builder, needed_by)) as reader:
-            nbytes = reader.run(tasks)
-        states = {} if state.states is None else read_states(storage, state, needed_by)
+        nbytes = _Reader(storage, builder, needed_by).run(tasks)
+        states = read_states(storage, state, needed_by)
     except BaseException:
         builder.abandon()
         raise
@@ -129,46 +133,52 @@ def _tasks(group: LayerGroup, spans: Sequence[Span], builder: SessionBuilder) ->
 
 
 class _Reader:
-    """Reads, hashes and copies blobs in a few threads."""
+    """Reads, hashes and copies blobs: while one thread hashes, another copies."""
 
     def __init__(self, storage: Storage, builder: SessionBuilder, needed_by: str) -> None:
         self._storage = storage
         self._builder = builder
         self._needed_by = needed_by
-        self._pool = ThreadPoolExecutor(WORKERS)
+        self._memory = ThreadBuffer()
 
     def run(self, tasks: Sequence[Task]) -> int:
         """The bytes read."""
         by_blob: dict[str, list[Task]] = {}
         for task in tasks:
             by_blob.setdefault(task.span.blob, []).append(task)
-        nbytes = sum(self._pool.map(self._read, by_blob.values()))
+        with ThreadPoolExecutor(WORKERS) as pool:
+            try:
+                nbytes = sum(pool.map(self._read, by_blob.values()))
+            finally:
+                # nobody writes rows any more once this is left
+                pool.shutdown(cancel_futures=True)
         for task in tasks:
             for layer in task.group.layers:
                 self._builder.filled(layer, task.stop - task.first)
         return nbytes
 
-    def close(self) -> None:
-        """Stop the threads."""
-        self._pool.shutdown(cancel_futures=True)
-
     def _read(self, tasks: Sequence[Task]) -> int:
         group, blob = tasks[0].group, tasks[0].span.blob
         limit = HEADER_NBYTES + 8 + BLOCK * len(group.layers) * group.row_nbytes
         path = f"{self._storage.location}/{blob_name(blob)}"
-        data = read_blob(self._storage, blob, limit=limit, needed_by=self._needed_by)
+        data = read_blob(
+            self._storage, blob, limit=limit, needed_by=self._needed_by, memory=self._memory
+        )
         header = header_of(data, path)
         held = check_rows(header, group, path)
         tensors = dict(tensors_of(header, data))
         for task in tasks:
+            if task.group != group:
+                raise PackCorrupt(path=path, what=f"is named by {group.id} and {task.group.id}")
             if task.span.first < held.start or task.span.stop > held.stop:
-                what = f"holds positions [{held.start}, {held.stop}), not all of {task.span[:2]}"
+                named = f"[{task.span.first}, {task.span.stop})"
+                what = f"holds positions [{held.start}, {held.stop}), not all of {named}"
                 raise PackCorrupt(path=path, what=what)
             part = slice(task.first - held.start, task.stop - held.start)
             for layer in group.layers:
-                at = 0
                 key = tensors[f"layers.{layer}.key"][part]
                 value = tensors[f"layers.{layer}.value"][part]
+                at = 0
                 for keys, values in self._builder.rows(layer, task.first, task.stop):
                     count = keys.shape[1]
                     keys[0].copy_(key[at : at + count])
@@ -177,15 +187,28 @@ class _Reader:
         return len(data)
 
 
-def read_blob(storage: Storage, blob: str, *, limit: int, needed_by: str) -> bytearray:
-    """A blob's bytes, copied and then verified: PackMissing, PackTooLarge, PackCorrupt."""
+def read_blob(
+    storage: Storage,
+    blob: str,
+    *,
+    limit: int,
+    needed_by: str,
+    memory: Memory = bytearray,
+) -> bytearray | memoryview:
+    """A blob's bytes, copied and then verified.
+
+    Raises:
+        PackMissing: it is not there.
+        PackTooLarge: it is longer than `limit`; no memory was taken for it.
+        PackCorrupt: its bytes are not those of its name.
+    """
     name = blob_name(blob)
     path = f"{storage.location}/{name}"
     try:
         size = storage.size(name)
         if size > limit:
             raise PackTooLarge(what=path, limit=limit, got=size)
-        data = bytearray(size)
+        data = memory(size)
         storage.read_into(name, data)
     except StorageMissing as error:
         raise PackMissing(blob=blob, needed_by=needed_by) from error
@@ -195,11 +218,10 @@ def read_blob(storage: Storage, blob: str, *, limit: int, needed_by: str) -> byt
 
 def read_states(storage: Storage, state: State, needed_by: str) -> dict[str, Tensor]:
     """The states of recurrent and convolution layers, verified: as `read_blob`."""
-    blob = state.states or ""
-    data = read_blob(storage, blob, limit=STATES_NBYTES, needed_by=needed_by)
-    path = f"{storage.location}/{blob_name(blob)}"
+    if state.states is None:
+        return {}
+    data = read_blob(storage, state.states, limit=STATES_NBYTES, needed_by=needed_by)
+    path = f"{storage.location}/{blob_name(state.states)}"
     header = header_of(data, path)
-    expected = {"codec": "raw", "format": 1, "group": "state", "position": state.position}
-    if header.metadata != expected:
-        raise PackCorrupt(path=path, what="holds no states of this position")
+    check_states(header, state.position, path)
     return {name: torch.clone(tensor) for name, tensor in tensors_of(header, data)}

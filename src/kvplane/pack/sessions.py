@@ -1,19 +1,24 @@
 """Sessions saved under a name: what a person stops today and goes on with tomorrow."""
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, PackCorrupt, SessionNotFound, StorageMissing
-from kvplane.pack.chain import Aux, Chain
+from kvplane.pack.chain import ID_NBYTES, Aux, Chain, packed_ids
 from kvplane.pack.documents import SavedSession
+from kvplane.pack.encoding import is_text
 from kvplane.pack.fingerprint import Fingerprint
+from kvplane.pack.geometries import geometry_fields
+from kvplane.pack.inputs import ordered
 from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES
 from kvplane.pack.reader import Loaded, load_state
-from kvplane.pack.writer import RowSource, Written, check_present, state_at
+from kvplane.pack.root import open_root
+from kvplane.pack.source import RowSource
+from kvplane.pack.writer import Written, check_present, state_at
 from kvplane.session import Session
 from kvplane.storage import Storage
 from kvplane.store import KVStore
@@ -45,6 +50,56 @@ def session_names(storage: Storage) -> list[str]:
     ]
 
 
+def save(
+    root: str | os.PathLike[str] | Storage,
+    name: str,
+    session: Session,
+    fingerprint: Fingerprint,
+    *,
+    tokens: Sequence[int] | None = None,
+    aux: Sequence[Aux] = (),
+    states: Mapping[str, Tensor] | None = None,
+    sequence: int = 0,
+    padding: int = 0,
+    tokenizer: str | None = None,
+    template: str | None = None,
+) -> Written:
+    """Save a session in a root, which is made where there is none, against other writers.
+
+    As `save_session`, with the name's lock held meanwhile.
+
+    Raises:
+        SessionLocked: another process writes this session. Nothing was written.
+    """
+    storage = open_root(root, create=True)
+    with storage.lock(check_session_name(name)):
+        return save_session(
+            storage,
+            name,
+            session,
+            fingerprint,
+            tokens=tokens,
+            aux=aux,
+            states=states,
+            sequence=sequence,
+            padding=padding,
+            tokenizer=tokenizer,
+            template=template,
+        )
+
+
+def load(
+    root: str | os.PathLike[str] | Storage,
+    name: str,
+    store: KVStore,
+    fingerprint: Fingerprint | None = None,
+    *,
+    remember: bool = True,
+) -> tuple[SavedSession, Loaded]:
+    """A saved session of a root in a store: as `load_session`."""
+    return load_session(open_root(root), name, store, fingerprint, remember=remember)
+
+
 def save_session(
     storage: Storage,
     name: str,
@@ -55,6 +110,7 @@ def save_session(
     aux: Sequence[Aux] = (),
     states: Mapping[str, Tensor] | None = None,
     sequence: int = 0,
+    padding: int = 0,
     tokenizer: str | None = None,
     template: str | None = None,
 ) -> Written:
@@ -69,80 +125,85 @@ def save_session(
         aux: other inputs than tokens.
         states: of recurrent and convolution layers.
         sequence: which one of a batch.
+        padding: of that sequence, in front: its rows are left out, positions begin behind them.
         tokenizer: recorded, and only warned about when it differs.
         template: likewise.
 
     Raises:
-        ArgumentError: a name that cannot be one, or more ids than positions.
+        ArgumentError: a name that cannot be one, or ids that are not one a position.
+        PackMismatch: the session has other layer groups than the fingerprint.
+        StepOpen, SessionClosed, SessionBusy: the session is in use.
+        PackTooLarge: more than a document holds.
         StorageError: something could not be written; the older session is still there.
     """
     file = session_file(name)
-    if tokens is None and session.tokens is not None:
-        ids = session.tokens
-        tokens = ids if session.batch is None else ids[sequence]  # type: ignore[assignment]
-    if tokens is not None and len(tokens) != session.position - session.first_position:
-        raise ArgumentError(
-            argument="tokens",
-            expected=f"{session.position - session.first_position} ids",
-            got=len(tokens),
-        )
-    firsts = {name: cursor.origin_logical for name, cursor in session.cursors.items()}
-    chain = None
-    if tokens is not None:
-        chain = Chain(fingerprint.hex, tokens, aux=aux).at(len(tokens) // BLOCK)
+    for argument, said in (("tokenizer", tokenizer), ("template", template)):
+        if said is not None and not is_text(said):
+            raise ArgumentError(argument=argument, expected="text in UTF-8", got=said)
+    with session.guard:
+        session.check_open()
+        session.check_idle()
+        fingerprint.check_groups(session.groups)
+        source = RowSource(session, sequence=sequence, padding=padding)
+        ids = _ids(source, sequence, tokens)
+        begin = session.first_position
+        held = ordered(aux, below=source.position)
 
-    def state_of_session() -> tuple[SavedSession, Written]:
-        state, written = state_at(
-            session,
-            storage,
-            fingerprint=fingerprint.hex,
-            position=session.position,
-            firsts=firsts,
-            source=RowSource(session, sequence=sequence),
-            states=states,
-        )
-        saved = SavedSession(
-            state=state,
-            name=name,
-            cursors={group: cursor.as_tuple() for group, cursor in session.cursors.items()},
-            parts=fingerprint.parts,
-            geometry=geometry_fields(session),
-            chain=chain,
-            tokens=None if tokens is None else tuple(tokens),
-            aux=tuple(aux),
-            tokenizer=tokenizer,
-            template=template,
-        )
-        return saved, written
+        def put() -> tuple[SavedSession, Written]:
+            state, written = state_at(
+                source,
+                storage,
+                fingerprint=fingerprint.hex,
+                position=source.position,
+                firsts={group.id: source.first_held(group) for group in session.groups},
+                states=states,
+            )
+            saved = SavedSession(
+                state=state,
+                name=name,
+                cursors={group.id: source.cursor(group) for group in session.groups},
+                parts=fingerprint.parts,
+                geometry=geometry_fields(session.geometry),
+                chain=None if ids is None or begin else _chain(fingerprint.hex, ids, held),
+                ids=ids,
+                aux=held,
+                tokenizer=tokenizer,
+                template=template,
+            )
+            storage.replace(file, saved.encoded())
+            return saved, written
 
-    saved, written = state_of_session()
-    storage.replace(file, saved.encoded())
-    if check_present(storage, saved.state):
-        # somebody swept a blob between its naming and this: put it again from the rows
-        saved, again = state_of_session()
-        storage.replace(file, saved.encoded())
-        written.blobs_written += again.blobs_written
-        written.nbytes_written += again.nbytes_written
-    return written
+        saved, written = put()
+        if check_present(storage, saved.state):
+            # somebody swept a blob between its naming and this: put it again from the rows
+            _, again = put()
+            written.add(again)
+        return written
 
 
-def geometry_fields(session: Session) -> dict[str, Any]:
-    """The geometry as JSON without floats: what a reader needs to plan memory."""
-    return {
-        "dtype": session.geometry.dtype,
-        "layers": [
-            {
-                "kind": layer.kind,
-                "head_dim": layer.head_dim,
-                "num_kv_heads": layer.num_kv_heads,
-                "rotary": layer.rotary is not None,
-                "shares_kv_with": layer.shares_kv_with,
-                "sliding_window": layer.sliding_window,
-                "value_head_dim": layer.value_head_dim,
-            }
-            for layer in session.geometry.layers
-        ],
-    }
+def _ids(source: RowSource, sequence: int, tokens: Sequence[int] | None) -> bytes | None:
+    """The packed ids of a sequence behind its padding: ArgumentError when not one a position."""
+    session = source.session
+    known = None
+    if session.ids is not None:
+        count = session.position - session.first_position
+        known = session.ids[sequence][source.padding : count]
+    ids = known if tokens is None else tokens
+    if ids is None:
+        return None
+    count = source.position - session.first_position
+    if len(ids) != count:
+        raise ArgumentError(argument="tokens", expected=f"{count} ids", got=len(ids))
+    packed = packed_ids(ids)
+    if known is not None and packed != packed_ids(known):
+        expected = "the ids that the session remembers"
+        raise ArgumentError(argument="tokens", expected=expected, got="others")
+    return packed
+
+
+def _chain(fingerprint: str, ids: bytes, aux: Sequence[Aux]) -> str:
+    chain = Chain.packed(fingerprint, ids, aux=aux)
+    return chain.at(len(ids) // ID_NBYTES // BLOCK)
 
 
 def read_session(storage: Storage, name: str) -> SavedSession:
@@ -156,18 +217,15 @@ def read_session(storage: Storage, name: str) -> SavedSession:
     try:
         data = storage.read(file, limit=DOCUMENT_NBYTES)
     except StorageMissing:
-        nearest = difflib.get_close_matches(name, session_names(storage), n=3)
-        raise SessionNotFound(name=name, nearest=nearest) from None
+        raise _not_found(storage, name) from None
     path = f"{storage.location}/{file}"
     saved = SavedSession.decoded(data, path)
     if saved.name != name:
-        raise PackCorrupt(path=path, what=f"says that it is session {saved.name!r}")
-    if saved.tokens is not None and saved.chain is not None:
-        chain = Chain(saved.state.fingerprint, saved.tokens, aux=saved.aux)
-        if chain.at(len(saved.tokens) // BLOCK) != saved.chain:
+        raise PackCorrupt(path=path, what=f"says that it is session {saved.name[:100]!r}")
+    if saved.ids is not None and saved.chain is not None:
+        chain = _chain(saved.state.fingerprint, saved.ids, saved.aux)
+        if chain != saved.chain:
             raise PackCorrupt(path=path, what="its chain is not that of its tokens")
-    if Fingerprint(saved.parts).hex != saved.state.fingerprint:
-        raise PackCorrupt(path=path, what="its parts do not give its fingerprint")
     return saved
 
 
@@ -191,15 +249,18 @@ def load_session(
     Raises:
         PackMismatch: another model's; names the part that differs. Nothing was made.
         SessionNotFound, PackMissing, PackCorrupt, PackVersion, PackTooLarge: nothing was made.
+        SnapshotMismatch, LimitReached, MemoryUnavailable: as `KVStore.builder`.
     """
     saved = read_session(storage, name)
     if fingerprint is not None:
         fingerprint.check(saved.parts)
+    Fingerprint(saved.parts).check_groups(store.geometry.groups)
     loaded = load_state(
         storage,
         saved.state,
         store,
         cursors=saved.cursors,
+        first_position=saved.first_position,
         tokens=saved.tokens if remember else None,
         needed_by=f"session {name}",
     )
@@ -210,6 +271,10 @@ def remove_session(storage: Storage, name: str) -> None:
     """Forget a saved session; its blobs stay until they are swept: SessionNotFound."""
     file = session_file(name)
     if not storage.exists(file):
-        nearest = difflib.get_close_matches(name, session_names(storage), n=3)
-        raise SessionNotFound(name=name, nearest=nearest)
+        raise _not_found(storage, name)
     storage.delete(file)
+
+
+def _not_found(storage: Storage, name: str) -> SessionNotFound:
+    nearest = difflib.get_close_matches(name, session_names(storage), n=3)
+    return SessionNotFound(name=name, nearest=nearest)

@@ -1,21 +1,24 @@
 """Rows of a session as blobs: what is named already is named again, only the rest is written."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
-from kvplane.errors import StorageMissing
+from kvplane.errors import PackTooLarge, StorageMissing
 from kvplane.geometry import LayerGroup
 from kvplane.ledger import Span
 from kvplane.pack.blob import blob_name, row_blob, state_blob
-from kvplane.pack.documents import GroupRows, State
+from kvplane.pack.buffers import ThreadBuffer
 from kvplane.pack.encoding import digest
-from kvplane.pack.limits import BLOCK, ROUND_DOWN
-from kvplane.session import Session
+from kvplane.pack.limits import SPANS, TOKENS, WORKERS
+from kvplane.pack.source import RowSource
+from kvplane.pack.spans import overlapping, planned, rounded_down
+from kvplane.pack.state import GroupRows, Numerics, State
 from kvplane.storage import Storage
-
-Rows = Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class Written:
         blobs_written: blobs that were not there.
         nbytes_written: their bytes.
         blobs_named: blobs that the document names.
+        names: of all blobs that were put, there already or not.
     """
 
     blobs_written: int = 0
@@ -33,178 +37,180 @@ class Written:
     blobs_named: int = 0
     names: set[str] = field(default_factory=set)
 
+    def add(self, more: "Written") -> None:
+        """Count what a second attempt did as well."""
+        self.blobs_written += more.blobs_written
+        self.nbytes_written += more.nbytes_written
+        self.names |= more.names
 
-class RowSource:
-    """Rows of one sequence of a session, from its planes or from what was captured at a cut."""
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        sequence: int = 0,
-        captured: Mapping[int, tuple[Tensor, Tensor]] | None = None,
-        cut: int | None = None,
-    ) -> None:
-        self._session = session
-        self._sequence = sequence
-        self._captured = captured
-        self._cut = cut
+class Piece(NamedTuple):
+    """Rows to put: `named` is what the document needs, `put` what the blob will hold."""
 
-    def first_held(self, group: LayerGroup) -> int:
-        """The oldest position it has of a group."""
-        if self._captured is not None and group.is_sliding and self._cut is not None:
-            return self._cut - self._captured[group.layers[0]][0].shape[1]
-        return self._session.cursors[group.id].origin_logical
-
-    def rows(self, layer: int, first: int, stop: int) -> Rows:
-        """Key and value of positions [first, stop), `[rows, kv_heads, dim]`, as spans."""
-        if self._captured is not None and layer in self._captured and self._cut is not None:
-            key, value = self._captured[layer]
-            begin = first - (self._cut - key.shape[1])
-            count = stop - first
-            sequence = self._sequence
-            return [
-                (
-                    key[sequence, begin : begin + count],
-                    value[sequence, begin : begin + count],
-                )
-            ]
-        spans = self._session.spans(layer, first, stop)
-        if self._session.batch is None:
-            return spans
-        return [(key[self._sequence], value[self._sequence]) for key, value in spans]
+    group: LayerGroup
+    named: range
+    put: range
 
 
 def state_at(
-    session: Session,
+    source: RowSource,
     storage: Storage,
     *,
     fingerprint: str,
     position: int,
     firsts: Mapping[str, int],
-    source: RowSource,
     states: Mapping[str, Tensor] | None = None,
 ) -> tuple[State, Written]:
     """Put every blob that a state needs, and name them.
 
     Args:
-        session: whose rows; its ledger learns the spans that were written.
+        source: where rows come from; its session's ledger learns the spans that were written.
         storage: an opened root.
         fingerprint: hex.
         position: the state's.
         firsts: by group id, the oldest row that it needs.
-        source: where rows come from.
         states: of recurrent and convolution layers at that position.
 
     Raises:
+        PackTooLarge: more positions or spans than a document holds.
         StorageError: something could not be written; nothing names what was.
     """
+    if position > TOKENS:
+        raise PackTooLarge(what="position", limit=TOKENS, got=position)
     written = Written()
-    ledger = session.ledger
-    groups = {}
-    for group in session.groups:
-        first = firsts[group.id]
-        known = ledger.spans.get(group.id, []) if session.batch is None else []
-        spans: list[Span] = []
-        for piece in pieces(known, first, position, storage):
-            if isinstance(piece, Span):
-                spans.append(piece)
-            else:
-                spans.append(_put(group, piece, source, storage, written))
-        if session.batch is None:
-            ledger.spans[group.id] = merged(known, spans)
-        written.blobs_named += len({span.blob for span in spans})
-        groups[group.id] = GroupRows(first=first, spans=tuple(spans))
+    plans = {
+        group: _planned(group, source, storage, firsts[group.id], position)
+        for group in source.session.groups
+    }
+    total = sum(map(len, plans.values()))
+    if total > SPANS:
+        raise PackTooLarge(what="spans", limit=SPANS, got=total)
+    pieces = [part for plan in plans.values() for part in plan if isinstance(part, Piece)]
+    blobs = dict(zip(pieces, _put_all(pieces, source, storage, written), strict=True))
+    groups = {
+        group.id: GroupRows(
+            first=firsts[group.id],
+            spans=tuple(
+                Span(part.named.start, part.named.stop, blobs[part])
+                if isinstance(part, Piece)
+                else part
+                for part in plan
+            ),
+        )
+        for group, plan in plans.items()
+    }
     name = None
     if states:
-        data = state_blob(position, states)
-        name = digest(data).hex()
-        _store(storage, name, data, written)
+        name = _store(storage, state_blob(position, states), written)
     state = State(
         fingerprint=fingerprint,
         position=position,
         groups=groups,
-        numerics=numerics_until(session, position),
-        canonical=min(ledger.canonical, position - position % _chunk(session)),
+        numerics=numerics_until(source, position),
+        canonical=canonical_until(source, position),
         states=name,
     )
+    written.blobs_named = len(state.blobs)
     return state, written
 
 
-def numerics_until(session: Session, position: int) -> tuple[tuple[int, Mapping[str, object]], ...]:
-    """Who made the rows below a position."""
-    runs = []
-    for stop, numerics in session.ledger.numerics:
-        runs.append((min(stop, position), dict(numerics)))
-        if stop >= position:
-            break
-    return tuple(runs) if position > session.first_position else ()
-
-
-def _chunk(session: Session) -> int:
-    runs = session.ledger.numerics
-    return int(runs[0][1]["chunk"]) if runs else BLOCK
-
-
-def pieces(
-    known: Sequence[Span], first: int, stop: int, storage: Storage
-) -> Iterator[Span | range]:
-    """[first, stop) as spans that are stored already and ranges inside one block that are not."""
-    at = first
-    for span in sorted(known):
-        begin, end = max(at, span.first), min(stop, span.stop)
-        if begin >= end or not storage.exists(blob_name(span.blob)):
+def _planned(
+    group: LayerGroup, source: RowSource, storage: Storage, first: int, stop: int
+) -> list[Span | Piece]:
+    known = _known(group, source, storage, first, stop)
+    plan: list[Span | Piece] = []
+    for part in planned(known, first, stop):
+        if isinstance(part, Span):
+            plan.append(part)
             continue
-        yield from _blocks(at, begin)
-        yield Span(begin, end, span.blob)
-        at = end
-    yield from _blocks(at, stop)
+        put = part
+        if group.is_sliding and part.start == first:
+            put = rounded_down(part, known, oldest=source.first_held(group))
+        plan.append(Piece(group, part, put))
+    return plan
 
 
-def _blocks(first: int, stop: int) -> Iterator[range]:
-    while first < stop:
-        end = min(stop, first - first % BLOCK + BLOCK)
-        yield range(first, end)
-        first = end
+def _known(
+    group: LayerGroup, source: RowSource, storage: Storage, first: int, stop: int
+) -> list[Span]:
+    """The session's spans of the group, without those that are needed here and gone."""
+    if source.session.batch is not None:
+        return []
+    spans = source.session.ledger.spans.get(group.id, [])
+    asked = {span.blob for span in overlapping(spans, first, stop)}
+    gone = {blob for blob in asked if not storage.exists(blob_name(blob))}
+    if gone:
+        spans = [span for span in spans if span.blob not in gone]
+        source.session.ledger.spans[group.id] = spans
+    return spans
 
 
-def merged(known: Sequence[Span], new: Sequence[Span]) -> list[Span]:
-    """Both, ascending and without overlap; where they overlap the new one counts."""
-    kept = list(new)
-    for span in known:
-        parts = [span]
-        for other in new:
-            rest = []
-            for part in parts:
-                if part.first < other.first:
-                    rest.append(Span(part.first, min(part.stop, other.first), part.blob))
-                if part.stop > other.stop:
-                    rest.append(Span(max(part.first, other.stop), part.stop, part.blob))
-            parts = [part for part in rest if part.first < part.stop]
-        kept += parts
-    return sorted(kept)
+def _put_all(
+    pieces: Sequence[Piece], source: RowSource, storage: Storage, written: Written
+) -> list[str]:
+    """The blobs of the pieces, each in the storage; the session's ledger knows them."""
+    memory = ThreadBuffer()
+
+    def put(piece: Piece) -> str:
+        rows = {
+            layer: source.rows(piece.group, layer, piece.put.start, piece.put.stop)
+            for layer in piece.group.layers
+        }
+        data = row_blob(piece.group, piece.put.start, rows, memory=memory)
+        return _store(storage, data, written)
+
+    if len(pieces) < WORKERS:
+        blobs = list(map(put, pieces))
+    else:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            try:
+                blobs = list(pool.map(put, pieces))
+            finally:
+                pool.shutdown(cancel_futures=True)
+    if source.session.batch is None:
+        spans = source.session.ledger.spans
+        for piece, blob in zip(pieces, blobs, strict=True):
+            here = spans.setdefault(piece.group.id, [])
+            here.append(Span(piece.put.start, piece.put.stop, blob))
+        for group_id, here in spans.items():
+            spans[group_id] = sorted(here)
+    return blobs
 
 
-def _put(
-    group: LayerGroup, piece: range, source: RowSource, storage: Storage, written: Written
-) -> Span:
-    first = piece.start
-    edge = first - first % BLOCK
-    if group.is_sliding and 0 < first - edge <= ROUND_DOWN and source.first_held(group) <= edge:
-        # neighbouring cuts then share one blob
-        first = edge
-    rows = {layer: source.rows(layer, first, piece.stop) for layer in group.layers}
-    data = row_blob(group, first, rows)
+def _store(storage: Storage, data: bytearray | memoryview, written: Written) -> str:
     name = digest(data).hex()
-    _store(storage, name, data, written)
-    return Span(piece.start, piece.stop, name)
+    stored = storage.put(blob_name(name), data)
+    with _COUNTING:
+        written.names.add(name)
+        if stored:
+            written.blobs_written += 1
+            written.nbytes_written += len(data)
+    return name
 
 
-def _store(storage: Storage, name: str, data: bytearray, written: Written) -> None:
-    if storage.put(blob_name(name), data):
-        written.blobs_written += 1
-        written.nbytes_written += len(data)
-    written.names.add(name)
+_COUNTING = threading.Lock()
+
+
+def numerics_until(source: RowSource, position: int) -> tuple[tuple[int, Numerics], ...]:
+    """Who made the rows below a position."""
+    runs: list[tuple[int, Numerics]] = []
+    end = 0
+    for stop, numerics in source.session.ledger.numerics:
+        here = min(stop - source.padding, position)
+        if here > end:
+            runs.append((here, dict(numerics)))
+            end = here
+    return tuple(runs)
+
+
+def canonical_until(source: RowSource, position: int) -> int:
+    """The end of the rows below a position that a cold run on the schedule has, bit for bit."""
+    ledger = source.session.ledger
+    if source.session.num_sequences > 1 or source.padding or not ledger.numerics:
+        # a batch's products are of another shape than one sequence's
+        return 0
+    chunk = int(ledger.numerics[0][1]["chunk"])
+    return min(ledger.canonical, position - position % chunk)
 
 
 def check_present(storage: Storage, state: State) -> list[str]:
