@@ -27,7 +27,7 @@ from kvplane.storage import Storage
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROTARY = Rotary(base=10_000.0, dim=4, scaling=(("factor", 8.0), ("rope_type", "linear")))
-IMAGE = Aux(270, 290, "image", "5a" * 32)
+OTHERS = (Aux(10, 40, "audio", "c3" * 32), Aux(270, 290, "image", "5a" * 32))
 # finite in every bit pattern: one bit of the exponent is never set
 FINITE = {torch.float16: 0xFBFF, torch.bfloat16: 0xFF7F}
 
@@ -129,12 +129,12 @@ def make_windows(storage: Storage) -> dict[str, Any]:
     """The first pack, and what it holds."""
     fingerprint = Fingerprint.of(WINDOWS, weights="golden windows")
     prefixes = PrefixCache(storage, fingerprint)
-    session = KVStore(WINDOWS, max_context=512, memory="heap", slack=4).open(tokens=[])
+    session = KVStore(WINDOWS, max_context=512, memory="heap", slack=16).open(tokens=[])
     facts: dict[str, Any] = {"cuts": {}, "sessions": {}}
     for count in (256, 44):
         step(session, count)
         ids = [id_at(position) for position in range(session.position)]
-        aux = [item for item in (IMAGE,) if item.first < session.position]
+        aux = [item for item in OTHERS if item.first < session.position]
         prefixes.publish(session, ids, aux=aux)
         firsts = {
             group.id: max(0, session.position - ((group.sliding_window or 1 << 20) - 1))
@@ -148,11 +148,11 @@ def make_windows(storage: Storage) -> dict[str, Any]:
         "long",
         session,
         fingerprint,
-        aux=[IMAGE],
+        aux=OTHERS,
         tokenizer="a tokenizer of 2^32 ids",
         template="{{ größe }}",
     )
-    facts["sessions"]["long"] = saved(session, aux=[IMAGE])
+    facts["sessions"]["long"] = saved(session, aux=OTHERS)
     return facts
 
 
