@@ -9,7 +9,7 @@ A ring of C rows that takes tokens up to `stop` overwrites everything below `sto
 is not kept gives back what its first position needs, which is the last W - 1 positions.
 """
 
-import copy
+from copy import copy
 
 
 class Oracle:
@@ -122,12 +122,14 @@ class Oracle:
 
     def copy(self):
         """A session of the same rows that records nothing."""
-        twin = copy.deepcopy(self)
+        twin = copy(self)
+        twin.history = dict(self.history)
+        twin.held = {layer: dict(rows) for layer, rows in self.held.items()}
         twin.left = None
         return twin
 
     def become(self, other):
         """Hold what another state of the same session held."""
-        kept = copy.deepcopy(other)
+        kept = other.copy()
         self.history, self.held, self.born = kept.history, kept.held, kept.born
         self._forget_recorded()

@@ -5,6 +5,8 @@ A token is an int; its row in layer l is `key[h, d] = 100 * token + 10 * h + d +
 place, of the wrong layer or of another branch shows at once.
 """
 
+import functools
+
 import torch
 
 from kvplane import KVStore, LayerGeometry, ModelGeometry
@@ -38,13 +40,17 @@ def store(*windows, max_context=64, memory="heap", **options):
     return KVStore(geometry(*windows, **shape), max_context=max_context, memory=memory, **options)
 
 
+@functools.cache
+def _places(heads, dim):
+    return torch.arange(heads)[:, None] * 10 + torch.arange(dim)
+
+
 def rows(group, layer, tokens):
     """Key and value of tokens, `[T, kv_head, dim]`."""
-    head = torch.arange(group.num_kv_heads)[:, None] * 10
-    token = torch.tensor(list(tokens))[:, None, None] * 100 + SHIFT * layer
+    first = torch.tensor([100 * token + SHIFT * layer for token in tokens])[:, None, None]
     dtype = getattr(torch, group.dtype)
-    key = (token + head + torch.arange(group.head_dim)).to(dtype)
-    return key, -(token + head + torch.arange(group.value_head_dim)).to(dtype)
+    key = (first + _places(group.num_kv_heads, group.head_dim)).to(dtype)
+    return key, -(first + _places(group.num_kv_heads, group.value_head_dim)).to(dtype)
 
 
 def token_of(group, layer, key, value):
