@@ -95,11 +95,19 @@ def roofs() -> dict[str, float]:
     target = torch.empty_like(source)
     sums = torch.empty(1 << 14, device="cuda", dtype=torch.float32)
     read = _Read(source, sums)
-    times = measured({"copy": [lambda: target.copy_(source)], "read": [read]})
     nbytes = source.numel() * 2
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    taken = []
+    # not in a graph, where a copy is another engine's
+    for _ in range(8):
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end))
     return {
-        "copy": 2 * nbytes / times["copy"].median / 1000,
-        "read": nbytes / times["read"].median / 1000,
+        "copy": 2 * nbytes / statistics.median(taken) / 1e6,
+        "read": nbytes / measured({"read": [read]})["read"].median / 1000,
     }
 
 

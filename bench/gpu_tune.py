@@ -12,102 +12,122 @@ from kvplane.attention import triton_launch
 from kvplane.attention.triton_table import Sizes
 from kvplane.plane import Layout
 
-RING = (
-    # block, split, warps, stages, dims, early
-    (32, 32, 4, 2, 32, False),
-    (32, 32, 4, 2, 32, True),
-    (32, 32, 4, 1, 32, True),
-    (32, 32, 2, 2, 32, True),
-    (32, 32, 4, 2, 16, True),
-    (32, 32, 4, 2, 64, True),
-    (32, 32, 4, 2, 128, True),
-    (32, 64, 4, 2, 32, True),
-    (64, 64, 4, 2, 32, True),
-    (64, 64, 8, 2, 32, True),
-    (16, 16, 2, 1, 32, True),
-    (16, 32, 4, 2, 32, True),
-)
-FULL = (
-    # block, splits, warps, stages, dims, early
-    (64, 128, 4, 3, 32, False),
-    (64, 128, 4, 3, 32, True),
-    (64, 128, 4, 2, 32, True),
-    (64, 128, 4, 4, 32, True),
-    (64, 64, 4, 4, 32, True),
-    (64, 64, 8, 4, 32, True),
-    (128, 64, 4, 2, 32, True),
-    (128, 64, 8, 3, 32, True),
-    (128, 128, 4, 2, 32, True),
-    (32, 128, 4, 4, 32, True),
-    (64, 256, 4, 2, 32, True),
-    (64, 256, 4, 3, 32, True),
-)
+# block, split, warps, stages, dims, early, grain
+RING = {
+    1: [
+        (32, 32, 4, 2, 32, 0, 1),
+        (32, 32, 4, 2, 32, 1, 1),
+        (32, 32, 4, 2, 32, 2, 1),
+        (32, 32, 4, 1, 32, 2, 1),
+        (32, 32, 4, 2, 16, 2, 1),
+        (32, 32, 4, 2, 64, 2, 1),
+        (32, 32, 4, 2, 32, 2, 4),
+        (64, 64, 4, 2, 32, 2, 1),
+        (64, 64, 8, 2, 32, 2, 1),
+        (32, 64, 4, 2, 32, 2, 1),
+    ],
+    4: [
+        (32, 32, 4, 2, 32, 2, 1),
+        (32, 32, 4, 2, 32, 2, 4),
+        (32, 32, 4, 3, 32, 2, 4),
+        (32, 32, 4, 4, 32, 2, 4),
+        (64, 64, 4, 2, 32, 2, 1),
+        (64, 64, 4, 2, 32, 2, 4),
+        (64, 64, 8, 2, 32, 2, 4),
+    ],
+    16: [
+        (32, 32, 4, 2, 32, 2, 4),
+        (32, 32, 4, 3, 32, 2, 4),
+        (32, 32, 4, 2, 32, 2, 16),
+        (32, 32, 4, 3, 32, 2, 16),
+        (32, 32, 4, 4, 32, 2, 16),
+        (64, 64, 4, 2, 32, 2, 4),
+        (64, 64, 4, 3, 32, 2, 4),
+        (64, 64, 4, 2, 32, 2, 16),
+        (64, 64, 8, 3, 32, 2, 4),
+    ],
+}
+# block, splits, warps, stages, dims, early, grain
+FULL = {
+    (32768, 1): [
+        (64, 128, 4, 3, 32, 1, 1),
+        (64, 128, 4, 3, 32, 2, 1),
+        (64, 128, 4, 4, 32, 2, 1),
+        (64, 128, 4, 3, 64, 2, 1),
+        (64, 128, 4, 3, 16, 2, 1),
+        (32, 128, 4, 5, 32, 2, 1),
+        (64, 256, 4, 3, 32, 2, 1),
+        (64, 64, 4, 4, 32, 2, 1),
+    ],
+    (131072, 1): [
+        (64, 128, 4, 3, 32, 2, 1),
+        (64, 128, 4, 4, 32, 2, 1),
+        (32, 128, 4, 5, 32, 2, 1),
+        (64, 256, 4, 3, 32, 2, 1),
+        (64, 512, 4, 3, 32, 2, 4),
+    ],
+    (131072, 4): [
+        (64, 128, 4, 3, 32, 2, 1),
+        (64, 128, 4, 3, 32, 2, 4),
+        (64, 128, 4, 4, 32, 2, 4),
+        (32, 128, 4, 5, 32, 2, 4),
+        (32, 128, 4, 6, 32, 2, 4),
+        (64, 128, 4, 3, 32, 2, 16),
+    ],
+    (131072, 16): [
+        (64, 128, 4, 3, 32, 2, 4),
+        (64, 128, 4, 4, 32, 2, 4),
+        (64, 128, 4, 3, 32, 2, 16),
+        (64, 128, 4, 4, 32, 2, 16),
+        (32, 128, 4, 5, 32, 2, 16),
+    ],
+}
 MANY = (
     # tokens, block, warps, stages
-    (8, 64, 8, 2),
     (8, 64, 8, 3),
-    (8, 128, 8, 2),
+    (8, 64, 8, 4),
     (8, 128, 8, 3),
-    (4, 64, 4, 2),
     (4, 64, 4, 3),
-    (4, 128, 4, 2),
-    (8, 64, 4, 2),
+    (4, 64, 4, 4),
 )
 
 
 def tune() -> dict[str, dict[str, float]]:
     """Microseconds of each choice, by case."""
     found = {}
-    for batch in (1, 16):
+    for batch, choices in RING.items():
         case = Decode("ring", 2048, batch, 2048)
-        found[f"ring 2048 x {batch}"] = _tried(case, _ring_sizes())
-    for rows, batch in ((32768, 1), (131072, 1), (131072, 4)):
-        case = Decode("full", rows, batch, None)
-        found[f"full {rows} x {batch}"] = _tried(case, _full_sizes())
+        found[f"ring 2048 x {batch}"] = _tried(case, choices)
+    for (rows, batch), choices in FULL.items():
+        found[f"full {rows} x {batch}"] = _tried(Decode("full", rows, batch, None), choices)
     case = Decode("ring", 2048, 1, 2048)
     found["chunk over ring 2048"] = _tried_chunk(case, 2048)
     found["chunk over 32768"] = _tried_chunk(Decode("full", 32768 + CHUNK, 1, None), None)
     return found
 
 
-def _ring_sizes() -> Iterable[tuple[str, Sizes]]:
-    for block, split, warps, stages, dims, early in RING:
-        lanes = 1 << (2047 // split + 2 - 1).bit_length()
-        yield (
-            f"block {block} split {split} warps {warps} stages {stages} dims {dims} early {early}",
-            Sizes(
-                tokens=1,
-                block=block,
-                split=split,
-                num_splits=lanes,
-                num_warps=warps,
-                num_stages=stages,
-                dims=dims,
-                early=early,
-            ),
-        )
-
-
-def _full_sizes() -> Iterable[tuple[str, Sizes]]:
-    for block, splits, warps, stages, dims, early in FULL:
-        yield (
-            f"block {block} splits {splits} warps {warps} stages {stages} early {early}",
-            Sizes(
-                tokens=1,
-                block=block,
-                split=block,
-                num_splits=splits,
-                num_warps=warps,
-                num_stages=stages,
-                dims=dims,
-                early=early,
-            ),
-        )
-
-
-def _tried(case: Decode, choices: Iterable[tuple[str, Sizes]]) -> dict[str, float]:
+def _tried(case: Decode, choices: Iterable[tuple[int, ...]]) -> dict[str, float]:
     planes = [Rows(case, Layout.TOKEN_MAJOR) for _ in range(copies_needed(case.nbytes))]
-    variants = {name: ours(case, planes, sizes=sizes) for name, sizes in choices}
+    variants = {}
+    for block, number, warps, stages, dims, early, grain in choices:
+        # of a ring the size of a split is chosen, of a full plane how many there are
+        split, lanes = block, number
+        if case.window is not None:
+            split, lanes = number, max(32, 1 << (2047 // number + 1).bit_length())
+        sizes = Sizes(
+            tokens=1,
+            block=block,
+            split=split,
+            num_splits=lanes,
+            num_warps=warps,
+            num_stages=stages,
+            dims=dims,
+            early=early,
+            grain=grain,
+        )
+        name = f"block {block} split {number}" if case.window else f"block {block} of {number}"
+        name += f" warps {warps} stages {stages} dims {dims} early {early} grain {grain}"
+        variants[name] = ours(case, planes, sizes=sizes)
     times = measured(variants)
     torch.cuda.empty_cache()
     return {name: time.median for name, time in times.items()}

@@ -50,11 +50,11 @@ SMALL = Shape(
     device="cpu",
     window=64,
     kv_heads=2,
-    group=3,
+    group=2,
     head_dim=16,
     value_dim=16,
-    positions=(0, 1, 31, 33, 63, 64, 65, 129),
-    rotations=(0, 1, 33, 63),
+    positions=(0, 33, 64, 129),
+    rotations=(1, 33, 63),
     chunk=70,
 )
 

@@ -47,7 +47,7 @@ def test_a_chunk_over_a_wrapped_ring_gives_the_same_bits_at_every_rotation(shape
     rows = history(shape, first + count)
     outs = []
     for layout in Layout:
-        for rotation in (None, *shape.rotations[1:]):
+        for rotation in (None, *shape.rotations):
             plane, cursor = placed(
                 shape,
                 rows[1:],
@@ -77,7 +77,7 @@ def test_every_query_of_a_chunk_is_within_the_error(shape: Shape):
             wanted = expected(shape, rows, first, first + count, window=window)
 
             assert error_of(out, wanted) < 1e-3
-            worst = (out.double().cpu() - wanted).abs().amax()
+            worst = (out.double() - wanted).abs().amax()
             assert float(worst) < 1e-2
 
 
@@ -102,7 +102,7 @@ def test_a_query_of_a_few_has_the_same_bits_however_few_they_are(shape: Shape):
     rows = history(shape, shape.window + 3 + count)
     for window in (shape.window, None):
         outs = []
-        for cuts in ((count,), (2, 9), (5, 6), (3, 2, 2, 4)):
+        for cuts in ((count,), (2, 9), (3, 2, 2, 4)):
             first = shape.window + 3
             plane, cursor = placed(
                 shape, rows[1:], first, capacity=window or first + count, rotation=window and 1

@@ -6,7 +6,8 @@
     prefill         attends over the old window and the rounded chunk, then stores the chunk
 
 Bits depend on a query's position, its window and the kind of call (one token, up to 64, more):
-not on rotation, layout, growth, batch or neighbours. See `triton_kernels` for the arithmetic.
+not on rotation, layout, growth, batch or neighbours. The arithmetic is in `triton_splits` (one
+token, up to 64) and `triton_tiles` (more).
 """
 
 from collections.abc import Sequence

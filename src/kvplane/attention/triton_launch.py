@@ -1,14 +1,17 @@
-"""Launches the two kernels of `triton_kernels` over tensors: shapes, strides and sizes."""
+"""Launches the kernels of attention over tensors: shapes, strides and sizes."""
 
 import os
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 from torch import Tensor
 
-from kvplane.attention import triton_kernels as kernels
-from kvplane.attention.triton_table import Sizes, sizes_of
+from kvplane.attention.triton_combine import combine
+from kvplane.attention.triton_splits import attend_splits
+from kvplane.attention.triton_table import Sizes, grain_of, sizes_of
+from kvplane.attention.triton_tiles import attend_tiles
 from kvplane.errors import ArgumentError
 from kvplane.kernels.vectorized import RowPlane
 
@@ -85,7 +88,8 @@ def run(
         group=group,
         head_dim=max(dim, value_dim),
         dtype=plane.key.dtype,
-        window=rule.window,
+        # in buffer order every row of the plane is walked
+        window=plane.key.shape[1] if call.physical and rule.window else rule.window,
     )
     group_pad = triton.next_power_of_2(group)
     rows = max(16, sizes.tokens * group_pad)
@@ -95,11 +99,7 @@ def run(
     query = _dense(query)
     out = query.new_empty((batch, count, heads, value_dim))
     # what a call does not need is never read: any tensor stands in for it
-    sums, peaks, chunk_key, chunk_value = query, query, plane.key, plane.value
-    if sizes.num_splits > 1:
-        lead = (batch, kv_heads, tiles, sizes.num_splits, rows)
-        sums = query.new_empty((*lead, value_pad), dtype=torch.float32)
-        peaks = query.new_empty((*lead, 2), dtype=torch.float32)
+    chunk_key, chunk_value = plane.key, plane.value
     if key is not None and value is not None:
         chunk_key, chunk_value = _dense(key), _dense(value)
     sinks = query if rule.sinks is None else rule.sinks
@@ -118,63 +118,87 @@ def run(
         "ROWS": rows,
         "VALUE_DIM": value_dim,
         "VALUE_DIM_PAD": value_pad,
+        "DEVICE_CURSOR": isinstance(cursor, Tensor),
+    }
+    sources = (query, chunk_key, chunk_value, plane.key, plane.value)
+    strides = [stride for source in sources for stride in source.stride()[:3]]
+    walk = {
+        **shared,
+        "DIM": dim,
+        "DIM_PAD": max(16, triton.next_power_of_2(dim)),
+        "BLOCK": sizes.block,
+        "HAS_CHUNK": key is not None,
+        "ALIGNED": all(_aligned(rows) for rows in sources[1:]),
+        "HAS_SOFTCAP": rule.softcap is not None,
+        "PRECISION": "ieee" if plane.key.dtype is torch.float32 else "tf32",
+        "INTERPRETED": INTERPRETED,
+        "num_warps": sizes.num_warps,
+        "num_stages": sizes.num_stages,
+    }
+    if sizes.num_splits == 1:
+        attend_tiles[(tiles, kv_heads, batch)](
+            *sources,
+            out,
+            sinks,
+            *place,
+            rule.scale,
+            rule.softcap or 0.0,
+            *strides,
+            *out.stride()[:3],
+            HAS_SINKS=rule.sinks is not None,
+            **walk,
+        )
+        return out
+    grain = sizes.grain or grain_of(batch * kv_heads * tiles, sizes.num_splits)
+    programs = sizes.num_splits // grain
+    early = sizes.early if launches_early(query.device) else 0
+    lead = (batch, kv_heads, tiles, programs, rows)
+    sums = query.new_empty((*lead, value_pad), dtype=torch.float32)
+    peaks = query.new_empty((*lead, 2), dtype=torch.float32)
+    shared = {
+        **shared,
         "SPLIT": sizes.split,
         "NUM_SPLITS": sizes.num_splits,
-        "DEVICE_CURSOR": isinstance(cursor, Tensor),
-        "HAS_SINKS": rule.sinks is not None,
+        "GRAIN": grain,
         "PHYSICAL": call.physical,
-        "EARLY": sizes.early,
+        "EARLY": early,
     }
-    kernels.attend[(tiles * sizes.num_splits, kv_heads, batch)](
-        query,
-        chunk_key,
-        chunk_value,
-        plane.key,
-        plane.value,
-        out,
+    attend_splits[(tiles * programs, kv_heads, batch)](
+        *sources,
         sums,
         peaks,
-        sinks,
         query if call.bases is None else call.bases,
         *place,
         rule.scale,
         rule.softcap or 0.0,
-        *query.stride()[:3],
-        *chunk_key.stride()[:3],
-        *chunk_value.stride()[:3],
-        *plane.key.stride()[:3],
-        *plane.value.stride()[:3],
-        *out.stride()[:3],
-        DIM=dim,
-        DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        BLOCK=sizes.block,
-        HAS_CHUNK=key is not None,
-        ALIGNED=all(_aligned(rows) for rows in (chunk_key, chunk_value, plane.key, plane.value)),
+        *strides,
         STORES=call.stores,
         DEVICE_BASES=call.bases is not None,
-        HAS_SOFTCAP=rule.softcap is not None,
-        PRECISION="ieee" if plane.key.dtype is torch.float32 else "tf32",
-        INTERPRETED=INTERPRETED,
-        num_warps=sizes.num_warps,
-        num_stages=sizes.num_stages,
-        **shared,
+        **walk,
+        **{name: size for name, size in shared.items() if name not in walk},
+        **({"launch_pdl": True} if early > 1 else {}),
     )
-    if sizes.num_splits > 1:
-        chunks = triton.cdiv(value_dim, sizes.dims)
-        kernels.combine[(count * chunks, heads, batch)](
-            out,
-            sums,
-            peaks,
-            sinks,
-            *place,
-            tiles,
-            *out.stride()[:3],
-            DIMS=sizes.dims,
-            num_warps=4,
-            **({"launch_pdl": True} if sizes.early else {}),
-            **shared,
-        )
+    combine[(count * triton.cdiv(value_dim, sizes.dims), heads, batch)](
+        out,
+        sums,
+        peaks,
+        sinks,
+        *place,
+        tiles,
+        *out.stride()[:3],
+        DIMS=sizes.dims,
+        HAS_SINKS=rule.sinks is not None,
+        num_warps=4,
+        **shared,
+        **({"launch_pdl": True} if early else {}),
+    )
     return out
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one it depends on has ended: from Hopper on."""
+    return not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ TABLE = 1
 
 # more queries than this walk their keys without splits
 FEW = 64
+# programs that fill a device: two on each of an H200's 132 multiprocessors, but for a few
+ENOUGH = 256
 # of a decode over a full plane: splits grow with the position, in steps of `split`
 FULL_SPLITS = 128
 
@@ -25,12 +27,14 @@ class Sizes:
     Args:
         tokens: queries of a program; tiles begin at multiples of it.
         block: keys of one turn of the loop.
-        split: keys of a program at least, at multiples of `split`; a multiple of block.
-        num_splits: programs beside each other over the keys; 1 reduces in one walk.
+        split: keys of a split at least, at multiples of `split`; a multiple of block.
+        num_splits: splits of the keys, a power of two from 32 on; 1 walks them all in one program.
         num_warps: of a program.
         num_stages: loads in flight.
         dims: value dimensions of a program that combines.
-        early: whether the combining kernel is launched before the sums are complete, and waits.
+        grain: splits of a program, 1, 4 or 16; None: what fills the device. No bit depends on it.
+        early: 1 launches the combining kernel before the sums are complete, to wait by itself; 2
+            launches the sums early too. No bit depends on it.
     """
 
     tokens: int
@@ -40,7 +44,8 @@ class Sizes:
     num_warps: int
     num_stages: int
     dims: int = 32
-    early: bool = False
+    grain: int | None = None
+    early: int = 2
 
 
 def sizes_of(
@@ -64,7 +69,7 @@ def decode_sizes(
     if window is not None:
         # about 64 splits of a long window; short ones get a block each
         split = block * max(1, triton.next_power_of_2(triton.cdiv(window, 64 * block)))
-        num_splits = triton.next_power_of_2((window + tokens - 2) // split + 2)
+        num_splits = max(32, triton.next_power_of_2((window + tokens - 2) // split + 2))
     rows = tokens * triton.next_power_of_2(group)
     return Sizes(
         tokens=tokens,
@@ -74,6 +79,14 @@ def decode_sizes(
         num_warps=4,
         num_stages=2 if wide or rows > 64 or window is not None else 3,  # noqa: PLR2004
     )
+
+
+def grain_of(pairs: int, num_splits: int) -> int:
+    """Splits of a program: as many as leave enough programs for `pairs` of sequence and head."""
+    for grain in (16, 4):
+        if pairs * num_splits >= grain * ENOUGH:
+            return grain
+    return 1
 
 
 def prefill_sizes(*, group: int, head_dim: int, dtype: torch.dtype) -> Sizes:
@@ -87,5 +100,5 @@ def prefill_sizes(*, group: int, head_dim: int, dtype: torch.dtype) -> Sizes:
         split=0,
         num_splits=1,
         num_warps=8 if wide or rows > 64 else 4,  # noqa: PLR2004
-        num_stages=2,
+        num_stages=2 if wide else 3,
     )

@@ -1,37 +1,25 @@
-"""How a program walks its keys, and where it finds them: what both Triton kernels share.
+"""What the Triton kernels of attention share: where keys lie, one block of them, sums added up.
 
 Positions are absolute, rows come from a cursor: the origin row holds the origin position, past the
-seam a ring goes on at row 0. Keys from `chunk_first` on are read from the step's own tensors, not
-from the plane. Scores stay in the units of the product until the exponent, so that masked and
-unmasked blocks do the same arithmetic.
+seam a ring goes on at row 0. Keys from the chunk's first position on are read from the step's own
+tensors, not from the plane.
+
+    m   the largest score so far, in units of log 2; -inf where nothing was seen
+    z   the sum of 2^(score - m)
+    o   the sum of 2^(score - m) * value
+
+Products that are added up are written as fma, so that no compiler decides about their rounding:
+the same block gives the same bits in every kernel and size of program that holds it.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# ruff: noqa: N803, ANN001, ANN201, ANN202 - sizes known at compile time are in capitals, as in Triton's own
-# ruff: noqa: PLR0915, C901, PLR0912 - one kernel is one function
+# ruff: noqa: N803, ANN001, ANN201, ANN202, D417 - sizes known at compile time are in capitals
+# ruff: noqa: PLR0915, PLR0912, C901 - a block is one function
 
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def split_size_of(tile_stop, WINDOW: tl.constexpr, SPLIT: tl.constexpr, NUM_SPLITS: tl.constexpr):
-    """Keys of a split: fixed for a window, else so that NUM_SPLITS reach `tile_stop`."""
-    if WINDOW:
-        return tl.full((), SPLIT, tl.int64)
-    else:  # noqa: RET505 - both branches are compiled apart
-        return SPLIT * ((tile_stop + SPLIT * NUM_SPLITS - 1) // (SPLIT * NUM_SPLITS))
-
-
-@triton.jit
-def first_split_of(tile_first, size, WINDOW: tl.constexpr):
-    """The split that holds the oldest key which the tile's first query can see."""
-    if WINDOW:
-        return tl.maximum(tile_first - (WINDOW - 1), 0) // size
-    else:  # noqa: RET505
-        return tile_first * 0
 
 
 @triton.jit
@@ -44,9 +32,32 @@ def cursor_of(cursors, sequence, first_query, first_key, origin_row, seam, DEVIC
         origin = tl.load(at + 2)
         row = tl.load(at + 3)
         return origin + length, origin, row, capacity
-    else:  # noqa: RET505
+    else:  # noqa: RET505 - both branches are compiled apart
         query = first_query.to(tl.int64)
         return query, first_key.to(tl.int64), origin_row.to(tl.int64), seam.to(tl.int64)
+
+
+@triton.jit
+def splits_of(tile_first, tile_stop, WINDOW: tl.constexpr, SPLIT: tl.constexpr, NUM: tl.constexpr):
+    """Keys of a split and the number of the first one, functions of the tile's position alone."""
+    if WINDOW:
+        first = tl.maximum(tile_first - (WINDOW - 1), 0)
+        return tile_first * 0 + SPLIT, first // SPLIT
+    else:  # noqa: RET505 - both branches are compiled apart
+        # splits grow with the position, so that NUM of them reach it
+        return SPLIT * ((tile_stop + SPLIT * NUM - 1) // (SPLIT * NUM)), tile_first * 0
+
+
+@triton.jit
+def merged(m, z, o, more_m, more_z, more_o):
+    """Two sums as one; nothing seen is neutral."""
+    top = tl.maximum(m, more_m)
+    floor = tl.where(top == float("-inf"), 0.0, top)
+    share = tl.exp2(m - floor)
+    more = tl.exp2(more_m - floor)
+    z = tl.fma(more_z, more, z * share)
+    o = tl.fma(more_o, tl.broadcast_to(more[:, None], more_o.shape), o * share[:, None])
+    return top, z, o
 
 
 @triton.jit
@@ -59,32 +70,15 @@ def _capped(scores, scale, softcap):
 
 
 @triton.jit
-def walk(
-    m,
-    z,
-    o,
-    query,
-    query_position,
-    walk_first,
-    num_keys,
-    low,
-    high,
-    key_at,
-    value_at,
-    key_row,
-    value_row,
-    chunk_key_at,
-    chunk_value_at,
-    chunk_key_token,
-    chunk_value_token,
-    chunk_first,
-    origin_position,
-    origin_row,
-    seam,
-    new_row,
-    new_position,
-    scale,
-    softcap,
+def block_added(
+    sums,
+    queries,
+    walk,
+    offset,
+    plane,
+    chunk,
+    place,
+    rule,
     WINDOW: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -99,77 +93,92 @@ def walk(
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Sums over `num_keys` keys from `walk_first` on; seen are those in [low, high)."""
+    """Sums (m, z, o) with one block of keys more.
+
+    Args:
+        sums: so far.
+        queries: the tile's, and their places: positions after `walk`'s base.
+        walk: first position (or row, in physical order) of the walk, and the positions that
+            anything is read of, [low, high).
+        offset: of the block in the walk.
+        plane: pointers to a head's keys and values, strides of a row.
+        chunk: the same of the step's own tensors, strides of a token, its first position.
+        place: (position, row, seam) of the cursor, then row and position of the last query.
+        rule: scale and softcap.
+    """
+    m, z, o = sums
+    query, query_place = queries
+    walk_first, low, high = walk
+    key_at, value_at, key_row, value_row = plane
+    origin_position, origin_row, seam, new_row, new_position = place
+    scale, softcap = rule
     dim = tl.arange(0, DIM_PAD)
     value_dim = tl.arange(0, VALUE_DIM_PAD)
-    factor = LOG2_E if HAS_SOFTCAP else scale * LOG2_E
-    # 32 bits are enough between two positions of one walk
-    query_place = (query_position - (low if PHYSICAL else walk_first)).to(tl.int32)
-    for offset in range(0, num_keys, BLOCK):
-        step = offset + tl.arange(0, BLOCK)
-        if PHYSICAL:
-            row = walk_first + step
-            back = row - origin_row
-            position = origin_position + back + tl.where(back < 0, seam, 0)
-            # the row of the new token may still be known as that of the one it replaces
-            position = tl.where(row == new_row, new_position, position)
-            place = (position - low).to(tl.int32)
-            there = (position >= low) & (position < high) & (row < seam)
-        else:
-            position = walk_first + step
-            row = origin_row + (position - origin_position)
-            row -= tl.where(row >= seam, seam, 0)
-            place = step
-            there = (position >= low) & (position < high)
-        keys = key_at + row * key_row
-        values = value_at + row * value_row
-        if HAS_CHUNK:
-            fresh = position >= chunk_first
-            token = position - chunk_first
-            keys = tl.where(fresh, chunk_key_at + token * chunk_key_token, keys)
-            values = tl.where(fresh, chunk_value_at + token * chunk_value_token, values)
-            if ALIGNED:
-                # a choice of pointers forgets that both are aligned: loads would be narrow
-                keys = tl.multiple_of(keys, [16])
-                values = tl.multiple_of(values, [16])
-        keys = keys[:, None] + dim[None, :]
-        values = values[:, None] + value_dim[None, :]
-        if MASKED:
-            key_mask = there[:, None] & (dim < DIM)[None, :]
-            key = tl.load(keys, mask=key_mask, other=0.0)
-        elif DIM < DIM_PAD:
-            key = tl.load(keys, mask=(dim < DIM)[None, :], other=0.0)
-        else:
-            key = tl.load(keys)
-        if INTERPRETED:
-            # the interpreter multiplies bfloat16 as integers
-            scores = tl.dot(query.to(tl.float32), tl.trans(key).to(tl.float32))
-        else:
-            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-        if HAS_SOFTCAP:
-            scores = _capped(scores, scale, softcap)
-        if MASKED:
-            seen = there[None, :] & (place[None, :] <= query_place[:, None])
-            if WINDOW:
-                seen &= place[None, :] > (query_place - WINDOW)[:, None]
-            scores = tl.where(seen, scores, float("-inf"))
-        peak = tl.maximum(m, tl.max(scores, 1))
-        # a query that has seen nothing yet keeps m = -inf and sums of zero
-        floor = tl.where(peak == float("-inf"), 0.0, peak) * factor
-        weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + factor, -floor[:, None]))
-        shrink = tl.exp2(m * factor - floor)
-        z = z * shrink + tl.sum(weights, 1)
-        o = o * shrink[:, None]
-        if MASKED:
-            value_mask = there[:, None] & (value_dim < VALUE_DIM)[None, :]
-            value = tl.load(values, mask=value_mask, other=0.0)
-        elif VALUE_DIM < VALUE_DIM_PAD:
-            value = tl.load(values, mask=(value_dim < VALUE_DIM)[None, :], other=0.0)
-        else:
-            value = tl.load(values)
-        if INTERPRETED:
-            o = tl.dot(weights.to(value.dtype).to(tl.float32), value.to(tl.float32), o)
-        else:
-            o = tl.dot(weights.to(value.dtype), value, o, input_precision=PRECISION)
-        m = peak
-    return m, z, o
+    step = offset + tl.arange(0, BLOCK)
+    if PHYSICAL:
+        row = walk_first + step
+        back = row - origin_row
+        position = origin_position + back + tl.where(back < 0, seam, 0)
+        # the row of the new token may still be known as that of the one it replaces
+        position = tl.where(row == new_row, new_position, position)
+        key_place = (position - low).to(tl.int32)
+        there = (position >= low) & (position < high) & (row < seam)
+    else:
+        position = walk_first + step
+        row = origin_row + (position - origin_position)
+        row -= tl.where(row >= seam, seam, 0)
+        key_place = step
+        there = (position >= low) & (position < high)
+    keys = key_at + row * key_row
+    values = value_at + row * value_row
+    if HAS_CHUNK:
+        chunk_key_at, chunk_value_at, chunk_key_token, chunk_value_token, chunk_first = chunk
+        fresh = position >= chunk_first
+        token = position - chunk_first
+        keys = tl.where(fresh, chunk_key_at + token * chunk_key_token, keys)
+        values = tl.where(fresh, chunk_value_at + token * chunk_value_token, values)
+        if ALIGNED:
+            # a choice of pointers forgets that both are aligned: loads would be narrow
+            keys = tl.multiple_of(keys, [16])
+            values = tl.multiple_of(values, [16])
+    keys = keys[:, None] + dim[None, :]
+    values = values[:, None] + value_dim[None, :]
+    if MASKED:
+        key = tl.load(keys, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
+    elif DIM < DIM_PAD:
+        key = tl.load(keys, mask=(dim < DIM)[None, :], other=0.0)
+    else:
+        key = tl.load(keys)
+    if INTERPRETED:
+        # the interpreter multiplies bfloat16 as integers
+        scores = tl.dot(query.to(tl.float32), tl.trans(key).to(tl.float32))
+    else:
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    factor = scale * LOG2_E
+    if HAS_SOFTCAP:
+        scores = _capped(scores, scale, softcap)
+        factor = LOG2_E
+    if MASKED:
+        seen = there[None, :] & (key_place[None, :] <= query_place[:, None])
+        if WINDOW:
+            seen &= key_place[None, :] > (query_place - WINDOW)[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+    top = tl.maximum(m, tl.max(scores, 1) * factor)
+    # a query that has seen nothing yet keeps m = -inf and sums of zero
+    floor = tl.where(top == float("-inf"), 0.0, top)
+    weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + factor, -floor[:, None]))
+    share = tl.exp2(m - floor)
+    z = tl.fma(z, share, tl.sum(weights, 1))
+    o = o * share[:, None]
+    if MASKED:
+        value_mask = there[:, None] & (value_dim < VALUE_DIM)[None, :]
+        value = tl.load(values, mask=value_mask, other=0.0)
+    elif VALUE_DIM < VALUE_DIM_PAD:
+        value = tl.load(values, mask=(value_dim < VALUE_DIM)[None, :], other=0.0)
+    else:
+        value = tl.load(values)
+    if INTERPRETED:
+        o = tl.dot(weights.to(value.dtype).to(tl.float32), value.to(tl.float32), o)
+    else:
+        o = tl.dot(weights.to(value.dtype), value, o, input_precision=PRECISION)
+    return top, z, o

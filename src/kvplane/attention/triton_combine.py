@@ -1,0 +1,127 @@
+"""The Triton kernel that adds up the sums of `triton_splits`, in the tree drawn there."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+# ruff: noqa: N803, ANN001, ANN201, ANN202 - sizes known at compile time are in capitals
+# ruff: noqa: N806, PLR0915 - and so is what follows from them; one kernel is one function
+
+import triton
+import triton.language as tl
+
+from kvplane.attention.triton_walk import LOG2_E, cursor_of, merged, splits_of
+
+
+@triton.jit
+def _sum_of(sums, peaks, program, there, at, dims, ROWS: tl.constexpr, DIM_PAD: tl.constexpr):
+    """One program's (m, z, o) for each lane; nothing where no program wrote."""
+    place = at + program * ROWS
+    m = tl.load(peaks + place * 2, mask=there, other=float("-inf"))
+    z = tl.load(peaks + place * 2 + 1, mask=there, other=0.0)
+    value_dim, inside = dims
+    o = tl.load(
+        sums + place[:, None] * DIM_PAD + value_dim[None, :],
+        mask=there[:, None] & inside[None, :],
+        other=0.0,
+    )
+    return m, z, o
+
+
+@triton.jit(do_not_specialize=["first_query", "num_tokens", "first_key", "origin_row", "seam"])
+def combine(
+    out,
+    sums,
+    peaks,
+    sinks,
+    cursors,
+    first_query,
+    num_tokens,
+    first_key,
+    origin_row,
+    seam,
+    tiles,
+    out_batch,
+    out_token,
+    out_head,
+    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_DIM_PAD: tl.constexpr,
+    DIMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    GRAIN: tl.constexpr,
+    DEVICE_CURSOR: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PHYSICAL: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The output of one query head, DIMS dimensions of it.
+
+    Grid (tokens * chunks of DIMS, heads, sequences).
+    """
+    CHUNKS: tl.constexpr = (VALUE_DIM + DIMS - 1) // DIMS
+    PROGRAMS: tl.constexpr = NUM_SPLITS // GRAIN
+    LANES: tl.constexpr = NUM_SPLITS // 16
+    PER_LANE: tl.constexpr = PROGRAMS // LANES
+    token = tl.program_id(0) // CHUNKS
+    value_dim = (tl.program_id(0) - token * CHUNKS) * DIMS + tl.arange(0, DIMS)
+    dims = (value_dim, value_dim < VALUE_DIM)
+    head = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(2).to(tl.int64)
+    if EARLY > 1:
+        # the cursor may have been moved just before
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    first_query, origin, origin_row, seam = cursor_of(
+        cursors, sequence, first_query, first_key, origin_row, seam, DEVICE_CURSOR
+    )
+    position = first_query + token
+    tile_first = (position // TOKENS) * TOKENS
+    tile = position // TOKENS - first_query // TOKENS
+    low = origin
+    if WINDOW:
+        low = tl.maximum(low, tl.maximum(tile_first, first_query) - (WINDOW - 1))
+    high = tl.minimum(tile_first + TOKENS, first_query + num_tokens)
+    size, first_split = splits_of(tile_first, tile_first + TOKENS, WINDOW, SPLIT, NUM_SPLITS)
+    if PHYSICAL:
+        first_split = first_split * 0
+        low = low * 0
+        high = seam
+    row = (position - tile_first) * GROUP_PAD + head % GROUP
+    at = (sequence * (tl.num_programs(1) // GROUP) + head // GROUP) * tiles + tile
+    at = at * PROGRAMS * ROWS + row
+    lane = tl.arange(0, LANES).to(tl.int64)
+    if EARLY == 1:
+        tl.extra.cuda.gdc_wait()
+    m = tl.full((LANES,), float("-inf"), tl.float32)
+    z = tl.zeros((LANES,), tl.float32)
+    o = tl.zeros((LANES, DIMS), tl.float32)
+    quad_m, quad_z, quad_o = m, z, o
+    for number in tl.static_range(PER_LANE):
+        program = lane * PER_LANE + number
+        begin = (first_split + program * GRAIN) * size
+        there = tl.maximum(begin, low) < tl.minimum(begin + GRAIN * size, high)
+        part_m, part_z, part_o = _sum_of(sums, peaks, program, there, at, dims, ROWS, VALUE_DIM_PAD)
+        if GRAIN == 1:
+            quad_m, quad_z, quad_o = merged(quad_m, quad_z, quad_o, part_m, part_z, part_o)
+            if number % 4 == 3:  # noqa: PLR2004 - the last of a quad
+                m, z, o = merged(m, z, o, quad_m, quad_z, quad_o)
+                quad_m = tl.full((LANES,), float("-inf"), tl.float32)
+                quad_z = tl.zeros((LANES,), tl.float32)
+                quad_o = tl.zeros((LANES, DIMS), tl.float32)
+        else:
+            m, z, o = merged(m, z, o, part_m, part_z, part_o)
+    top = tl.max(m, 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        top = tl.maximum(top, sink)
+    share = tl.exp2(m - top)
+    total = tl.sum(z * share, 0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - top)
+    # a zero is positive however many empty sums were added
+    result = tl.sum(o * share[:, None], 0) / total + 0.0
+    out_at = out + sequence * out_batch + token * out_token + head * out_head + value_dim
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=value_dim < VALUE_DIM)
