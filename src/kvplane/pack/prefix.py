@@ -266,7 +266,8 @@ class PrefixCache:
                 block=block,
                 ids=ids[ID_NBYTES * BLOCK * block : ID_NBYTES * BLOCK * (block + 1)],
             )
-            self.storage.put(node_file(node.fingerprint, node.chain), node.encoded())
+            file = node_file(node.fingerprint, node.chain)
+            self.storage.put(file, node.encoded(), durable=False)
 
     def _matcher(self, store: KVStore | None) -> Matcher:
         if store is not None:
