@@ -35,6 +35,12 @@ def names() -> list[str]:
     ]
 
 
+def among(*wanted: str) -> list[str]:
+    """Those of the entries that the installed transformers has."""
+    present = names()
+    return [name for name in wanted if name in present]
+
+
 def available(model_type: str) -> bool:
     """Whether the installed transformers knows a model type."""
     return model_type in CONFIG_MAPPING

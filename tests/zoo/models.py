@@ -99,7 +99,9 @@ MODELS: dict[str, Entry] = {
     "exaone4": Entry(model_type="exaone4", layers="SSSFSSSF"),
     "exaone_moe": Entry(model_type="exaone_moe", layers="SSSFSSSF"),
     "flint": Entry(model_type="flint", layers="FFSSSFSF"),
-    "gemma2": Entry(model_type="gemma2", layers="SFSFSFSF"),
+    "gemma2": Entry(
+        model_type="gemma2", layers="SFSFSFSF", options={"attn_logit_softcapping": 2.0}
+    ),
     "gemma3_text": Entry(model_type="gemma3_text", layers="SSSSSFSS"),
     "gemma3n_text": Entry(
         model_type="gemma3n_text",
@@ -138,6 +140,11 @@ MODELS: dict[str, Entry] = {
     "kolibri1": Entry(model_type="kolibri1", layers="SSSSFSSS"),
     "laguna": Entry(model_type="laguna", layers="SSSFSSSF", options={"layer_types": SSSF}),
     "lara_mini": Entry(model_type="lara_mini", layers="LSLFSLSL"),
+    "lfm2": Entry(
+        model_type="lfm2",
+        layers="CCFCCFCF",
+        options={"layer_types": ["conv", "conv", FULL] * 2 + ["conv", FULL]},
+    ),
     "lfm3": Entry(model_type="lfm3", layers="CCFCSCFC"),
     "mellum": Entry(model_type="mellum", layers="SSSFSSSF", options={"layer_types": SSSF}),
     "mimo_v2_flash": Entry(
@@ -196,7 +203,9 @@ MODELS: dict[str, Entry] = {
         options={"layer_types": SSSF, "use_sliding_window": True},
     ),
     "starcoder2": Entry(model_type="starcoder2", layers="SSSSSSSS"),
-    "vaultgemma": Entry(model_type="vaultgemma", layers="SFSFSFSF"),
+    "vaultgemma": Entry(
+        model_type="vaultgemma", layers="SFSFSFSF", options={"attn_logit_softcapping": 2.0}
+    ),
 }
 
 # causal model classes with sliding layers that the matrix does not run, each with its reason

@@ -68,9 +68,22 @@ def attention(
     return (out if rows.batched else out[None]), None
 
 
-def no_mask(*args: object, attention_mask: Tensor | None = None, **facts: object) -> None:
-    """No mask: the store knows the window; padding is refused."""
+def no_mask(
+    *args: object,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **facts: object,
+) -> None:
+    """No mask: the store knows what is causal and the window, and nothing else.
+
+    Raises:
+        ArgumentError: padding, or a pattern that lets tokens see others than those.
+    """
     del args, facts
+    if not allow_is_causal_skip:
+        raise ArgumentError(
+            argument="attention_mask", expected='a plain window with "kvplane"', got="a pattern"
+        )
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise ArgumentError(
             argument="attention_mask", expected='no padding with "kvplane"', got="zeros"

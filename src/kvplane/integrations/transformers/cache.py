@@ -22,13 +22,10 @@ from kvplane.integrations.transformers.host import HostCache
 from kvplane.integrations.transformers.making import Making
 from kvplane.integrations.transformers.options import VIEW, check_one_device
 from kvplane.integrations.transformers.running import RunningStates
-from kvplane.integrations.transformers.watch import watch
+from kvplane.integrations.transformers.watch import Call, watch
 from kvplane.pack import PrefixCache, Written
 from kvplane.session import Session
 from kvplane.store import KVStore
-
-# no call of the watched model has begun
-NO_CALL = object()
 
 
 class HybridCache(HostCache):
@@ -75,7 +72,8 @@ class HybridCache(HostCache):
             limit=limit,
         )
         self._model = None if watched is None else weakref.ref(watched)
-        self._call: object = NO_CALL
+        self._call: Call | None = None
+        self._mask: Tensor | None = None
         self._prefixes: PrefixCache | None = None
         # where its first tokens came from, when they were not read
         self.origin: saving.Origin | None = None
@@ -97,25 +95,24 @@ class HybridCache(HostCache):
 
     # what one call of the model does
 
-    def expect_call(self, model: nn.Module, ids: Tensor | None) -> None:
-        """A watched model's call begins, with these token ids.
+    def expect_call(self, model: nn.Module, call: Call) -> None:
+        """A watched model's call begins.
 
         Raises:
             ArgumentError: another model's call.
         """
-        owner = None if self._model is None else self._model()
-        if self._model is not None and owner is not model:
+        if self._model is not None and self.model is not model:
             raise ArgumentError(
                 argument="cache", expected="one made for this model", got="another model's"
             )
         self.settle()
         self._chart.begin_call()
-        self._call = ids
+        self._call = call
 
     def end_call(self, *, failed: bool) -> None:
         """A watched model's call ended; one that raised is taken back."""
-        begun, self._call = self._call is not NO_CALL, NO_CALL
-        if begun and failed:
+        call, self._call = self._call, None
+        if call is not None and failed:
             self._chart.abort()
 
     def write(
@@ -127,7 +124,13 @@ class HybridCache(HostCache):
             ArgumentError: not a call of the model that the cache was made for.
             KVPlaneError: as in `Chart.write`. The cache is as it was before the call.
         """
-        ids = self._begun() if layer == self._chart.owned[0] else None
+        ids = None
+        if layer == self._chart.owned[0]:
+            call = self._begun()
+            if call is not None:
+                ids = call.ids
+                if position_ids is None:
+                    position_ids = call.numbered(self.seen, key.shape[2])
         step = self._chart.write(layer, key, value, position_ids=position_ids, ids=ids)
         if self._making.options.in_store_order:
             return tag(key, Rows(step, layer, batched=self._chart.batched)), value
@@ -136,17 +139,18 @@ class HybridCache(HostCache):
             return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def _begun(self) -> Tensor | None:
-        """The ids of the call whose first layer writes now."""
-        ids = self._call
-        if self._model is not None and ids is NO_CALL:
+    def _begun(self) -> Call | None:
+        """The call whose first layer writes now."""
+        call = self._call
+        if self._model is not None and call is None:
             raise ArgumentError(
                 argument="cache",
                 expected="calls of the model it was made for",
                 got="a call of another model, or of a part of it",
             )
         self._making.follow_kernel(self.store)
-        return ids if isinstance(ids, Tensor) else None
+        self._mask = None if call is None else call.attention_mask
+        return call
 
     def check_prompt(self, ids: Tensor) -> None:
         """Refuse a prompt that does not go on from what the cache holds.
@@ -250,7 +254,7 @@ class HybridCache(HostCache):
             message = "a batch cannot be split: layers beside the store have states of all of it"
             raise PositionError(message, position=self.seen)
         caches = []
-        for session in self._chart.apart():
+        for session in self._chart.apart(self._mask):
             caches.append(self._like())
             caches[-1].adopt(session)
         return caches

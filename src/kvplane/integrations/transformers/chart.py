@@ -330,21 +330,30 @@ class Chart:
         self.adopt(session, last)
         self.running.each("reorder_cache", torch.tensor(sequences))
 
-    def apart(self) -> list[Session]:
+    def apart(self, mask: Tensor | None) -> list[Session]:
         """One ordinary session a sequence, without its padding.
 
+        Args:
+            mask: the last call's attention mask, where there was one.
+
         Raises:
-            ArgumentError: the padding is not known.
+            ArgumentError: position ids and mask do not agree about what is padding.
         """
         self.settle()
         session = self.session
         if session is None:
             return []
-        if self.last is None or any(len(each) > 1 for each in self.last):
+        pads = None
+        if self.last is not None and all(len(each) == 1 for each in self.last):
+            pads = [session.position - 1 - each[0] for each in self.last]
+        hidden = pads
+        if mask is not None and mask.shape == (session.num_sequences, session.position):
+            hidden = (mask == 0).sum(dim=1).tolist()
+        if pads is None or hidden != pads:
             raise ArgumentError(
                 argument="cache", expected="position ids that tell padding from text", got=self.last
             )
-        return apart(session, [session.position - 1 - each[0] for each in self.last])
+        return apart(session, pads)
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""

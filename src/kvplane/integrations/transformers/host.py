@@ -35,13 +35,13 @@ class HostCache(Cache):
             ]
         )
         self._owned = [layer for layer, kind in enumerate(kinds) if kind.in_store]
+        self._stateful = [layer for layer, kind in enumerate(kinds) if kind.has_state]
         self._opened = opened
         self._remembers = remembers
         self._chart = self._made_chart()
 
     def _made_chart(self) -> Chart:
-        others = {layer: held for layer, held in enumerate(self.layers) if layer not in self._owned}
-        running = RunningStates(others)
+        running = RunningStates({layer: self.layers[layer] for layer in self._stateful})
         return Chart(self._owned, running, self._opened, remembers=self._remembers)
 
     def write(

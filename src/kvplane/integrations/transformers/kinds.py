@@ -22,6 +22,8 @@ REFUSED = {
     "indexed_attention": "sparse attention keeps a second cache of indexer keys; use "
     "transformers' DynamicCache",
 }
+# layers that read another's rows, or none
+STATELESS = ("dummy", "moe", "mlp")
 # models whose forward does more with a cache than add each token to each layer once
 REFUSED_MODELS = {
     "dory": "runs its layers several times in one call and copies cache layers while doing so; use "
@@ -47,6 +49,11 @@ class LayerKind:
     def in_store(self) -> bool:
         """Whether the store holds the layer's rows."""
         return self.kind in (FULL, SLIDING)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether one of transformers' own layers keeps something for it."""
+        return not self.in_store and self.kind not in STATELESS
 
     def own_layer(self) -> Any:  # noqa: ANN401 - transformers' class
         """A new layer of transformers' own class."""

@@ -14,14 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DummyLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from kvplane.errors import PackMismatch, PositionError
-
 
 # how packs name a state
 STATE = re.compile(r"layers\.(?P<layer>[0-9]+)\.(?P<kind>conv|recurrent)\.(?P<state>[0-9]+)")
@@ -55,13 +50,11 @@ class RunningStates:
     """Every layer of a cache that the store does not hold and that keeps something.
 
     Args:
-        layers: transformers' own layer objects, by index.
+        layers: transformers' own layer objects, by index; those that keep nothing are left out.
     """
 
     def __init__(self, layers: Mapping[int, Any]) -> None:
-        self.layers = {
-            layer: held for layer, held in layers.items() if not isinstance(held, DummyLayer)
-        }
+        self.layers = dict(layers)
         self._mark: Mark | None = None
 
     def __bool__(self) -> bool:

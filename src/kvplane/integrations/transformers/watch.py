@@ -14,11 +14,33 @@ A cache made for a config watches nothing and checks positions only.
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 WATCHED = "_kvplane_watched"
+
+
+class Call(NamedTuple):
+    """What a model was called with.
+
+    Args:
+        ids: token ids, `[batch, tokens]`; None for embeddings.
+        position_ids: where they were given.
+        attention_mask: where it was given.
+    """
+
+    ids: Tensor | None
+    position_ids: Tensor | None
+    attention_mask: Tensor | None
+
+    def numbered(self, seen: int, num_tokens: int) -> Tensor:
+        """The position ids, for models that do not hand them on to their layers."""
+        if self.position_ids is not None:
+            return self.position_ids
+        # none were given: then models go on from what the cache has seen
+        return torch.arange(seen, seen + num_tokens)[None]
 
 
 def watch(model: nn.Module) -> None:
@@ -80,7 +102,12 @@ def _before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     cache = cache_in(args, kwargs)
     if cache is not None:
         ids = kwargs.get("input_ids", args[0] if args else None)
-        cache.expect_call(model, ids if isinstance(ids, Tensor) else None)
+        call = Call(
+            ids if isinstance(ids, Tensor) else None,
+            kwargs.get("position_ids"),
+            kwargs.get("attention_mask"),
+        )
+        cache.expect_call(model, call)
 
 
 def _after(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
