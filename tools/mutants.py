@@ -34,12 +34,12 @@ MODULES = (
 )
 TESTS = (
     "test_ring.py",
+    "test_ring_refusals.py",
     "test_geometry.py",
     "test_presets.py",
     "test_configs.py",
     "test_configs_layers.py",
     "test_configs_rotary.py",
-    "test_configs_models.py",
     "test_footprint.py",
     "test_footprint_scratch.py",
     "test_payload.py",

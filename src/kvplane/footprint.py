@@ -323,13 +323,13 @@ def _pages_of(group: LayerGroup, rows: int, *, capacity: int, layout: str, nbyte
     if layout == TOKEN_MAJOR:
         return -(-rows * group.row_nbytes // nbytes) * nbytes
     count = stop = 0
-    base = 0
-    for dim in (group.head_dim, group.value_head_dim):
+    # elements: keys of every head, then values of every head
+    halves = ((0, group.head_dim), (group.head_dim, group.value_head_dim))
+    for before, dim in halves:
         for head in range(group.num_kv_heads):
-            first = base + head * capacity * dim * group.itemsize
+            first = (before * group.num_kv_heads + head * dim) * capacity * group.itemsize
             last = -(-(first + rows * dim * group.itemsize) // nbytes)
             # heads that lie close share a page
             count += max(0, last - max(first // nbytes, stop)) if rows else 0
             stop = max(stop, last)
-        base += group.num_kv_heads * capacity * dim * group.itemsize
     return count * nbytes
