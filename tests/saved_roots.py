@@ -1,10 +1,14 @@
 """Small roots of packs, for tests: two sliding groups and a full one, f16 rows from a seed."""
 
+from functools import cache
+
 import torch
 
 from kvplane import KVStore, ModelGeometry
 from kvplane.geometry import LayerGeometry
 from kvplane.pack import Fingerprint, PrefixCache, save_session
+from kvplane.pack.inventory import Kind, documents
+from kvplane.storage import open_storage
 
 
 def small_geometry(dtype="float16"):
@@ -31,21 +35,18 @@ def new_store():
 def grow(session, tokens, *, seed=0, chunk=256):
     """Add tokens whose rows are a function of the seed, the layer and the position alone."""
     for first in range(0, len(tokens), chunk):
-        ids = tokens[first : first + chunk]
-        with session.step(ids) as step:
+        with session.step(tokens[first : first + chunk]) as step:
             for layer in range(len(GEOMETRY.layers)):
-                key, value = (
-                    torch.stack([_row(seed, layer, what, p) for p in range(step.first, step.stop)])
-                    for what in (0, 1)
-                )
-                step.write(layer, key, value)
+                rows = _rows(seed, layer)[:, step.first : step.stop]
+                step.write(layer, *rows)
     return session
 
 
-def _row(seed, layer, what, position):
-    mark = ((seed * 10 + layer) * 2 + what) * 4096 + position
-    generator = torch.Generator().manual_seed(mark)
-    return torch.randn(2, 4, generator=generator).half()
+@cache
+def _rows(seed, layer):
+    """Keys and values of a layer at every position."""
+    generator = torch.Generator().manual_seed(seed * 100 + layer)
+    return torch.randn(2, 2048, 2, 4, generator=generator).half()
 
 
 def make_root(root, *, lengths=(300,), cuts=(256,)):
@@ -61,3 +62,18 @@ def make_root(root, *, lengths=(300,), cuts=(256,)):
                 prefixes.publish(session, list(range(cut)))
         save_session(prefixes.storage, name, session, FINGERPRINT)
     return prefixes.storage
+
+
+def cut_at(root, position):
+    for one in documents(open_storage(root)):
+        if one.kind is Kind.CUT and one.content.state.position == position:
+            return one
+    raise AssertionError(position)
+
+
+def broken(report):
+    return {problem.file for problem in report.problems}
+
+
+def unusable(report):
+    return {entry.name for entry in report.entries if not entry.usable}

@@ -13,10 +13,11 @@ from torch import Tensor
 from kvplane.errors import PackCorrupt
 from kvplane.geometry import LayerGroup
 from kvplane.ledger import Span
-from kvplane.pack.blob import blob_name, check_rows, header_of, tensors_of
+from kvplane.pack.blob import blob_name, check_rows, tensors_of
 from kvplane.pack.documents import SavedSession
 from kvplane.pack.fingerprint import differences
-from kvplane.pack.groups import group_named, layers_of
+from kvplane.pack.groups import groups_of
+from kvplane.pack.header import header_of
 from kvplane.pack.limits import BLOCK, HEADER_NBYTES
 from kvplane.pack.reader import read_blob, read_states
 from kvplane.storage import Storage
@@ -114,13 +115,8 @@ class Side:
     def __init__(self, storage: Storage, saved: SavedSession) -> None:
         self.storage = storage
         self.saved = saved
-        self._layers = layers_of(saved.parts)
+        self.groups = groups_of(saved)
         self._last: tuple[str, range, dict[str, Tensor]] | None = None
-
-    def group(self, group_id: str) -> LayerGroup:
-        """A group of the session's model: PackCorrupt when its parts have none such."""
-        where = f"session {self.saved.name}"
-        return group_named(group_id, self._layers.get(group_id, ()), where)
 
     def rows(self, group: LayerGroup, span: Span) -> dict[str, Tensor]:
         """The rows of a span by tensor, verified."""
@@ -141,15 +137,11 @@ class Side:
 
     def states(self) -> dict[str, Tensor]:
         """The states of recurrent and convolution layers, verified."""
-        if self.saved.state.states is None:
-            return {}
         return read_states(self.storage, self.saved.state, f"session {self.saved.name}")
 
 
 def _common_groups(left: Side, right: Side) -> list[LayerGroup]:
-    shared = sorted(set(left.saved.state.groups) & set(right.saved.state.groups))
-    groups = [(left.group(group_id), right.group(group_id)) for group_id in shared]
-    return [mine for mine, other in groups if mine == other]
+    return [group for name, group in left.groups.items() if right.groups.get(name) == group]
 
 
 def _compare_rows(left: Side, right: Side, group: LayerGroup) -> tuple[list[LayerDifference], int]:

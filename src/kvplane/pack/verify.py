@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvplane.errors import PackCorrupt, PackError, PackTooLarge
-from kvplane.pack.blob import blob_name, check_rows, header_of
-from kvplane.pack.documents import Cut, SavedSession, State
-from kvplane.pack.encoding import is_hex, unsealed
-from kvplane.pack.groups import group_in, layers_of
+from kvplane.geometry import LayerGroup
+from kvplane.pack.blob import blob_name, check_rows, check_states
+from kvplane.pack.documents import Cut, Node, SavedSession
+from kvplane.pack.groups import group_in, groups_of
+from kvplane.pack.header import header_of
+from kvplane.pack.inputs import ordered
 from kvplane.pack.inventory import Document, Kind, blob_of, documents, kind_of, read_cut
 from kvplane.pack.limits import NODE_NBYTES
+from kvplane.pack.match import node_file
 from kvplane.pack.reader import read_blob
 from kvplane.pack.root import open_root
+from kvplane.pack.state import State, is_count
 from kvplane.storage import Storage
 
 BLOB_NBYTES = 1 << 30
 WORKERS = 2
 STATES = "state"
-NODE_FIELDS = {"chain", "fingerprint", "format", "index", "parent", "self", "tokens"}
 
 
 class Problem(NamedTuple):
@@ -167,8 +170,9 @@ def _check_blob(storage: Storage, file: str) -> tuple[int, _Held]:
     header = header_of(data, path)
     if header.metadata.get("group") == STATES:
         position = header.metadata.get("position")
-        if type(position) is not int or position < 0:
+        if not isinstance(position, int) or not is_count(position):
             raise PackCorrupt(path=path, what=f"states at position {position!r}")
+        check_states(header, position, path)
         return len(data), _Held(STATES, (), range(position, position))
     group = group_in(header, path)
     return len(data), _Held(group.id, group.layers, check_rows(header, group, path))
@@ -177,10 +181,9 @@ def _check_blob(storage: Storage, file: str) -> tuple[int, _Held]:
 def _check_node(storage: Storage, file: str, report: Report) -> None:
     path = f"{storage.location}/{file}"
     try:
-        fields = unsealed("node", storage.read(file, limit=NODE_NBYTES), path)
-        expected = f"nodes/{fields.get('fingerprint')}/{fields.get('chain')}.json"
-        if set(fields) != NODE_FIELDS or not is_hex(fields["parent"]) or expected != file:
-            raise PackCorrupt(path=path, what="is no node of this name")
+        node = Node.decoded(storage.read(file, limit=NODE_NBYTES), path)
+        if node_file(node.fingerprint, node.chain) != file:
+            raise PackCorrupt(path=path, what="its name is another's")
     except PackError as error:
         what = f"{_short(error, storage)} (an index for reasons: nothing is resumed through it)"
         report.problems.append(Problem(file, what))
@@ -191,25 +194,22 @@ def _entry(storage: Storage, one: Document, held: dict[str, _Held | str]) -> Usa
         reason = _short(one.error, storage) if one.error else "cannot be read"
         return Usable(kind=one.kind, name=one.name, position=None, why_not=(reason,))
     state = one.content.state
-    layers = None
-    if isinstance(one.content, SavedSession):
-        layers = layers_of(one.content.parts)
-    why = [*_rows_missing(state, layers, held), *_states_missing(state, held)]
+    groups = groups_of(one.content) if isinstance(one.content, SavedSession) else None
+    why = [*_rows_missing(state, groups, held), *_states_missing(state, held)]
     return Usable(kind=one.kind, name=one.name, position=state.position, why_not=tuple(why))
 
 
 def _rows_missing(
-    state: State, layers: Mapping[str, tuple[int, ...]] | None, held: dict[str, _Held | str]
+    state: State, groups: Mapping[str, LayerGroup] | None, held: dict[str, _Held | str]
 ) -> Iterator[str]:
     """Every blob of rows that a state needs and does not have."""
     for group, rows in state.groups.items():
-        own = None if layers is None else layers.get(group, ())
         for span in rows.spans:
             there = held.get(span.blob, "is missing")
             where = f"positions [{span.first}, {span.stop}) of {group}: {blob_name(span.blob)}"
             if isinstance(there, str):
                 yield f"{where} {there}"
-            elif there.group != group or own not in {None, there.layers}:
+            elif there.group != group or (groups and there.layers != groups[group].layers):
                 yield f"{where} holds {there.group} of layers {list(there.layers)}"
             elif span.first < there.rows.start or span.stop > there.rows.stop:
                 yield f"{where} holds [{there.rows.start}, {there.rows.stop})"
@@ -229,15 +229,13 @@ def _states_missing(state: State, held: dict[str, _Held | str]) -> Iterator[str]
 
 def _instead(storage: Storage, saved: SavedSession, entries: list[Usable]) -> Usable | None:
     """The deepest usable cut that a damaged session's tokens begin with."""
-    if saved.tokens is None:
+    if saved.first_position != 0:
         return None
     cuts = [
         entry
         for entry in entries
         if entry.kind is Kind.CUT
         and entry.usable
-        and entry.position is not None
-        and entry.position <= saved.state.position
         and entry.name.split("/")[1] == saved.state.fingerprint
     ]
     for entry in sorted(cuts, key=lambda entry: (-(entry.position or 0), entry.name)):
@@ -249,8 +247,8 @@ def _instead(storage: Storage, saved: SavedSession, entries: list[Usable]) -> Us
 
 def _begins_with(saved: SavedSession, cut: Cut) -> bool:
     position = cut.state.position
-    held = tuple(item for item in saved.aux if item.first < position)
-    return (saved.tokens or ())[:position] == cut.tokens and held == cut.aux
+    ids = (saved.ids or b"")[: len(cut.ids)]
+    return ids == cut.ids and ordered(saved.aux, below=position) == cut.aux
 
 
 def _short(error: PackError, storage: Storage) -> str:
