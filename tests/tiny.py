@@ -154,3 +154,20 @@ def same(before, after):
             for layer in before[4]
         )
     )
+
+
+def live_bytes(session):
+    """Key and value of every live row by layer, oldest first."""
+    return {
+        layer: [part.contiguous() for part in session.planes[layer].copy_of(runs)]
+        for group in session.groups
+        for runs in [session.live_runs(group)]
+        for layer in group.layers
+    }
+
+
+def equal(mine, theirs):
+    """Whether two such are the same."""
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(a, b) for at in mine for a, b in zip(mine[at], theirs[at], strict=True)
+    )

@@ -17,6 +17,7 @@ from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
+from kvplane.touched import Touched
 
 if TYPE_CHECKING:
     from kvplane.store import KVStore
@@ -43,11 +44,12 @@ class SessionBuilder:
     ) -> None:
         self.cursors = cursors
         self._store = store
-        self._missing = {
-            layer: cursors[group.id].length
-            for group in store.geometry.groups
-            for layer in group.layers
-        }
+        self._filled: dict[int, Touched] = {}
+        self._num_filled: dict[int, int] = {}
+        for group in store.geometry.groups:
+            for layer in group.layers:
+                self._filled[layer] = Touched()
+                self._num_filled[layer] = 0
         num_sequences = 1 if batch is None else batch
         self.arena = store.new_arena(parent)
         try:
@@ -104,12 +106,14 @@ class SessionBuilder:
         self.planes[layer].span.show(hold)
         for run in runs:
             self._session.touched[name].add(run)
-        self.filled(layer, len(live))
+        self.filled(layer, live.start, live.stop)
         return True
 
-    def filled(self, layer: int, num_rows: int) -> None:
-        """Note that `num_rows` further rows of a layer are there."""
-        self._missing[layer] -= num_rows
+    def filled(self, layer: int, first: int, stop: int) -> None:
+        """Note that the rows of positions [first, stop) of a layer are there."""
+        if first < stop:
+            self._filled[layer].add(range(first, stop))
+            self._num_filled[layer] += stop - first
 
     def write(self, layer: int, first: int, key: Tensor, value: Tensor) -> None:
         """Copy token-major rows `[batch, rows, kv_head, dim]` in from position `first` on.
@@ -117,21 +121,18 @@ class SessionBuilder:
         Raises:
             TensorMismatch: shape or dtype.
             EvictedPosition: the cursor does not hold them.
+            ArgumentError: the layer has no rows of its own.
         """
         if layer not in self.planes:
             raise ArgumentError(argument="layer", expected="one that owns rows", got=layer)
         plane = self.planes[layer]
-        for what, rows, like in (("key", key, plane.key), ("value", value, plane.value)):
-            shape = (like.shape[0], key.shape[1], *like.shape[2:])
-            if rows.shape != shape or rows.dtype != like.dtype:
-                raise TensorMismatch(
-                    layer=layer,
-                    what=what,
-                    expected=f"{tuple(shape)} {like.dtype}",
-                    got=f"{tuple(rows.shape)} {rows.dtype}",
-                )
-        plane.store(self._backed(layer, first, first + key.shape[1]), key, value)
-        self.filled(layer, key.shape[1])
+        _check_rows(layer, "key", key, plane.key)
+        count = key.shape[1]
+        _check_rows(layer, "value", value, plane.value)
+        if value.shape[1] != count:
+            raise TensorMismatch(layer=layer, what="value rows", expected=count, got=value.shape[1])
+        plane.store(self._backed(layer, first, first + count), key, value)
+        self.filled(layer, first, first + count)
 
     def finish(self) -> Session:
         """The session, now that every live row is there.
@@ -139,12 +140,15 @@ class SessionBuilder:
         Raises:
             SnapshotMismatch: rows are missing or were written twice; nothing becomes visible.
         """
-        for layer, missing in self._missing.items():
-            if missing:
+        for layer, filled in self._filled.items():
+            live = self.cursors[self._store.plan.group_ids[layer]].live
+            # a row written twice would make up for one that is missing
+            if filled.runs != ([live] if live else []) or self._num_filled[layer] != len(live):
                 self.abandon()
-                length = self.cursors[self._store.plan.group_ids[layer]].length
                 raise SnapshotMismatch(
-                    field=f"rows of layer {layer}", expected=length, got=length - missing
+                    field=f"rows of layer {layer}",
+                    expected=[live],
+                    got=f"{filled.runs}, {self._num_filled[layer]} rows",
                 )
         self._store.adopt(self._session)
         return self._session
@@ -156,6 +160,17 @@ class SessionBuilder:
             session.close()
         else:
             self.arena.release()
+
+
+def _check_rows(layer: int, what: str, rows: object, like: Tensor) -> None:
+    """Refuse what is not `[batch, rows, kv_head, dim]` in the plane's dtype: TensorMismatch."""
+    expected = f"[{like.shape[0]}, rows, {like.shape[2]}, {like.shape[3]}] {like.dtype}"
+    if not isinstance(rows, Tensor):
+        raise TensorMismatch(layer=layer, what=what, expected=expected, got=type(rows).__name__)
+    same = rows.ndim == like.ndim and rows.dtype == like.dtype
+    if not same or (rows.shape[0], *rows.shape[2:]) != (like.shape[0], *like.shape[2:]):
+        got = f"{list(rows.shape)} {rows.dtype}"
+        raise TensorMismatch(layer=layer, what=what, expected=expected, got=got)
 
 
 def adapted(

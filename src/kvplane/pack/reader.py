@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +17,12 @@ from kvplane.pack.blob import (
     Memory,
     blob_name,
     check_digest,
-    check_rows,
     check_states,
     header_of,
     tensors_of,
 )
 from kvplane.pack.buffers import ThreadBuffer
+from kvplane.pack.header import PREFIX_NBYTES
 from kvplane.pack.limits import BLOCK, HEADER_NBYTES, STATES_NBYTES, WORKERS
 from kvplane.pack.state import State
 from kvplane.session import Session
@@ -29,14 +30,61 @@ from kvplane.snapshot import Cursor
 from kvplane.storage import Storage
 from kvplane.store import KVStore
 
+Bits: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+BITS = {2: torch.int16, 4: torch.int32}
+NUMBERS = {2: np.int16, 4: np.int32}
+
 
 class Task(NamedTuple):
     """Rows [first, stop) of a group, to read out of one blob."""
 
-    group: LayerGroup
+    target: "Target"
     span: Span
     first: int
     stop: int
+
+
+class Target:
+    """Where a group's live rows go: writable views of its planes.
+
+    Pages are had here, in one thread, before any reader writes to them.
+    """
+
+    def __init__(self, group: LayerGroup, builder: SessionBuilder) -> None:
+        self.group = group
+        self.live = builder.cursors[group.id].live
+        self._rows = {
+            layer: [
+                (key[0], value[0])
+                for key, value in builder.rows(layer, self.live.start, self.live.stop)
+            ]
+            for layer in group.layers
+        }
+
+    def take(self, blob: BlobRows, first: int, stop: int) -> None:
+        """Copy positions [first, stop) in."""
+        parts = self._parts(first - self.live.start, stop - self.live.start)
+        begin = first - blob.held.start
+        for layer, runs in self._rows.items():
+            place = blob.places[layer]
+            at = begin
+            for run, row, count in parts:
+                key, value = runs[run]
+                key[row : row + count].copy_(blob.keys[place, at : at + count])
+                value[row : row + count].copy_(blob.values[place, at : at + count])
+                at += count
+
+    def _parts(self, first: int, stop: int) -> list[tuple[int, int, int]]:
+        """Which run, from which of its rows on, how many: two across the ring's seam."""
+        parts = []
+        base = 0
+        for run, (key, _) in enumerate(next(iter(self._rows.values()))):
+            begin, end = max(first, base), min(stop, base + key.shape[0])
+            if begin < end:
+                parts.append((run, begin - base, end - begin))
+            base += key.shape[0]
+        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +150,7 @@ def load_state(
         tasks = [
             task
             for name, rows in state.groups.items()
-            for task in _tasks(groups[name], rows.spans, builder)
+            for task in _tasks(Target(groups[name], builder), rows.spans)
         ]
         nbytes = _Reader(storage, builder, needed_by).run(tasks)
         states = read_states(storage, state, needed_by)
@@ -119,16 +167,12 @@ def load_state(
     )
 
 
-def _tasks(group: LayerGroup, spans: Sequence[Span], builder: SessionBuilder) -> list[Task]:
-    live = builder.cursors[group.id].live
+def _tasks(target: Target, spans: Sequence[Span]) -> list[Task]:
     tasks = []
     for span in spans:
-        first, stop = max(span.first, live.start), min(span.stop, live.stop)
+        first, stop = max(span.first, target.live.start), min(span.stop, target.live.stop)
         if first < stop:
-            tasks.append(Task(group, span, first, stop))
-            for layer in group.layers:
-                # pages are had here, in one thread, before any reader writes to them
-                builder.rows(layer, first, stop)
+            tasks.append(Task(target, span, first, stop))
     return tasks
 
 
@@ -140,50 +184,46 @@ class _Reader:
         self._builder = builder
         self._needed_by = needed_by
         self._memory = ThreadBuffer()
+        self._rows: dict[int, _Rows] = {}
 
     def run(self, tasks: Sequence[Task]) -> int:
         """The bytes read."""
         by_blob: dict[str, list[Task]] = {}
         for task in tasks:
             by_blob.setdefault(task.span.blob, []).append(task)
+        for group in {task.group for task in tasks}:
+            live = self._builder.cursors[group.id].live
+            for layer in group.layers:
+                self._rows[layer] = _Rows(self._builder, layer, live)
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
                 nbytes = sum(pool.map(self._read, by_blob.values()))
             finally:
                 # nobody writes rows any more once this is left
                 pool.shutdown(cancel_futures=True)
+                self._rows.clear()
         for task in tasks:
-            for layer in task.group.layers:
+            for layer in task.target.group.layers:
                 self._builder.filled(layer, task.stop - task.first)
         return nbytes
 
     def _read(self, tasks: Sequence[Task]) -> int:
-        group, blob = tasks[0].group, tasks[0].span.blob
-        limit = HEADER_NBYTES + 8 + BLOCK * len(group.layers) * group.row_nbytes
+        group, blob = tasks[0].target.group, tasks[0].span.blob
+        limit = HEADER_NBYTES + PREFIX_NBYTES + BLOCK * len(group.layers) * group.row_nbytes
         path = f"{self._storage.location}/{blob_name(blob)}"
         data = read_blob(
             self._storage, blob, limit=limit, needed_by=self._needed_by, memory=self._memory
         )
-        header = header_of(data, path)
-        held = check_rows(header, group, path)
-        tensors = dict(tensors_of(header, data))
+        rows = rows_in(data, group, path)
         for task in tasks:
-            if task.group != group:
-                raise PackCorrupt(path=path, what=f"is named by {group.id} and {task.group.id}")
-            if task.span.first < held.start or task.span.stop > held.stop:
+            other = task.target.group
+            if other != group:
+                raise PackCorrupt(path=path, what=f"is named by {group.id} and by {other.id}")
+            if task.span.first < rows.held.start or task.span.stop > rows.held.stop:
                 named = f"[{task.span.first}, {task.span.stop})"
-                what = f"holds positions [{held.start}, {held.stop}), not all of {named}"
+                what = f"holds [{rows.held.start}, {rows.held.stop}), not all of {named}"
                 raise PackCorrupt(path=path, what=what)
-            part = slice(task.first - held.start, task.stop - held.start)
-            for layer in group.layers:
-                key = tensors[f"layers.{layer}.key"][part]
-                value = tensors[f"layers.{layer}.value"][part]
-                at = 0
-                for keys, values in self._builder.rows(layer, task.first, task.stop):
-                    count = keys.shape[1]
-                    keys[0].copy_(key[at : at + count])
-                    values[0].copy_(value[at : at + count])
-                    at += count
+            task.target.take(rows, task.first, task.stop)
         return len(data)
 
 
