@@ -275,6 +275,19 @@ def test_a_tensor_that_the_store_would_hold_otherwise_is_refused_and_the_call_ta
     assert (None, 20) == (cache._chart.step, cache.seen)
 
 
+def test_float32_rows_are_not_rounded_into_a_cache_that_began_in_bfloat16():
+    cache = a_cache()
+    for layer in LAYERS:
+        cache.update(*(each.bfloat16() for each in rows(0, 3)), layer)
+    for wrong in (0, 1):
+        pair = [each.bfloat16() for each in rows(3, 1)]
+        pair[wrong] = pair[wrong].float()
+        with pytest.raises(TensorMismatch, match=r"expected torch\.bfloat16, got torch\.float32"):
+            cache.update(*pair, 0)
+
+        assert 3 == cache.seen
+
+
 def test_a_batch_that_grows_in_the_middle_is_refused():
     cache = a_cache()
     update(cache, LAYERS, 0, 20)
