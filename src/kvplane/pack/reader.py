@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +13,13 @@ from kvplane.errors import PackCorrupt, PackMismatch, PackMissing, PackTooLarge,
 from kvplane.geometry import LayerGroup
 from kvplane.ledger import Ledger, Span
 from kvplane.pack.blob import (
+    BlobRows,
     Memory,
     blob_name,
     check_digest,
     check_states,
     header_of,
+    rows_in,
     tensors_of,
 )
 from kvplane.pack.buffers import ThreadBuffer
@@ -29,11 +30,6 @@ from kvplane.session import Session
 from kvplane.snapshot import Cursor
 from kvplane.storage import Storage
 from kvplane.store import KVStore
-
-Bits: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
-BITS = {2: torch.int16, 4: torch.int32}
-NUMBERS = {2: np.int16, 4: np.int32}
 
 
 class Task(NamedTuple):
@@ -184,27 +180,21 @@ class _Reader:
         self._builder = builder
         self._needed_by = needed_by
         self._memory = ThreadBuffer()
-        self._rows: dict[int, _Rows] = {}
 
     def run(self, tasks: Sequence[Task]) -> int:
         """The bytes read."""
         by_blob: dict[str, list[Task]] = {}
         for task in tasks:
             by_blob.setdefault(task.span.blob, []).append(task)
-        for group in {task.group for task in tasks}:
-            live = self._builder.cursors[group.id].live
-            for layer in group.layers:
-                self._rows[layer] = _Rows(self._builder, layer, live)
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
                 nbytes = sum(pool.map(self._read, by_blob.values()))
             finally:
                 # nobody writes rows any more once this is left
                 pool.shutdown(cancel_futures=True)
-                self._rows.clear()
         for task in tasks:
             for layer in task.target.group.layers:
-                self._builder.filled(layer, task.stop - task.first)
+                self._builder.filled(layer, task.first, task.stop)
         return nbytes
 
     def _read(self, tasks: Sequence[Task]) -> int:
