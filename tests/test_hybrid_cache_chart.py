@@ -10,6 +10,7 @@ from kvplane.errors import (
     ArgumentError,
     ContextFull,
     LayerRepeated,
+    LimitReached,
     StepIncomplete,
     TensorMismatch,
 )
@@ -167,6 +168,42 @@ def test_a_reset_empties_whatever_was_open():
         assert (0, [[]] * 8) == snapshot(cache)
         update(cache, LAYERS, 0, 2)
         assert (2, [[0, 1]] * 8) == snapshot(cache)
+
+
+@pytest.mark.parametrize("name", zoo.among("muse_glimmer", "lfm2", "qwen3_next"))
+def test_an_empty_cache_takes_any_batch_and_dtype(name):
+    cache = None
+    for dtype, batch in ((torch.float32, 2), (torch.bfloat16, 1), (torch.float32, 3)):
+        model = zoo.build(name, dtype)
+        ids = zoo.text(12, batch=batch)
+        if cache is None:
+            cache = HybridCache(model.config)
+        # a first call that dies, and a reset, leave nothing behind
+        layer = decoder_layers(model)[5]
+        hook = layer.register_forward_hook(raise_error)
+        with pytest.raises(ZeroDivisionError):
+            modes.call(model, cache, zoo.text(12, batch=batch + 1))
+        hook.remove()
+        expected = modes.calls(model, modes.stock(model), ids, [9, 1, 1, 1])
+
+        for one, other in zip(expected, modes.calls(model, cache, ids, [9, 1, 1, 1]), strict=True):
+            assert torch.equal(one, other)
+        assert 1 == len(cache.store.sessions)
+        cache.reset()
+
+
+def test_the_stores_limit_refuses_a_call_and_the_cache_stays_usable():
+    row_nbytes = 2 * 2 * 16 * 4
+    # six rings of eight rows, and two full layers of 22
+    cache = a_cache(limit=row_nbytes * (6 * WINDOW + 2 * 22))
+    update(cache, LAYERS, 0, 20)
+    with pytest.raises(LimitReached):
+        update(cache, LAYERS, 20, 3)
+
+    assert 20 == cache.seen
+    update(cache, LAYERS, 20, 1)
+    update(cache, LAYERS, 21, 1)
+    assert list(range(22)) == held(cache, 3)
 
 
 @pytest.mark.parametrize("count", [1, 5, 30])

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvplane.errors import ArgumentError, LayerRepeated, StepIncomplete, TensorMismatch
+from kvplane.errors import ArgumentError, StepIncomplete, TensorMismatch
 from kvplane.integrations.transformers import positions
 from kvplane.integrations.transformers.batches import apart
 from kvplane.integrations.transformers.running import RunningStates
@@ -32,6 +32,14 @@ from kvplane.session import Session
 from kvplane.step import Step
 
 Opened = Callable[[Tensor], Session]
+
+
+def _fits(session: Session, key: Tensor) -> bool:
+    """Whether a call's rows may go into a session; one that is empty makes room for any."""
+    if session.position or session.closed:
+        return True
+    plan = session.plan
+    return (len(key), key.dtype, key.device) == (session.num_sequences, plan.dtype, plan.device)
 
 
 class Chart:
@@ -161,15 +169,14 @@ class Chart:
         if step is None:
             missing = [each for each in self.owned if each < layer]
             raise StepIncomplete(layers=missing, aborted=True)
-        if layer in step.written:
-            self.abort()
-            raise LayerRepeated(layer=layer)
         return step
 
     def _begin(self, key: Tensor, position_ids: Tensor | None, ids: Tensor | None) -> Step:
         num_tokens = key.shape[2]
         session = self.session
-        if session is None:
+        if session is None or not _fits(session, key):
+            if session is not None:
+                session.close()
             session = self._opened(key)
             self.adopt(session, positions.start(session.position, session.num_sequences))
         after = positions.followed(
@@ -289,7 +296,7 @@ class Chart:
                 self.session.record(on=on)
 
     def reset(self) -> None:
-        """Empty, in every layer."""
+        """Empty, in every layer of the store."""
         self.drop()
         session = self.session
         if session is not None:
@@ -297,7 +304,6 @@ class Chart:
             if session.ids is None and self.remembers:
                 session.ids = [[] for _ in range(session.num_sequences)]
             self.last = positions.start(session.position, session.num_sequences)
-        self.running.each("reset")
 
     def reorder(self, sequences: Tensor) -> None:
         """Give each sequence of a batch the rows of the one named in its place."""

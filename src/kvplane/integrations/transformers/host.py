@@ -34,6 +34,7 @@ class HostCache(Cache):
                 for layer, kind in enumerate(kinds)
             ]
         )
+        self._kinds = tuple(kinds)
         self._owned = [layer for layer, kind in enumerate(kinds) if kind.in_store]
         self._stateful = [layer for layer, kind in enumerate(kinds) if kind.has_state]
         self._opened = opened
@@ -162,8 +163,11 @@ class HostCache(Cache):
     # the whole of it, and its batch
 
     def reset(self) -> None:
-        """Empty, in every layer."""
+        """Empty, in every layer; the next call may have another batch."""
         self._chart.reset()
+        # transformers' own reset keeps the shape of a state
+        fresh = {layer: self._kinds[layer].own_layer() for layer in self._stateful}
+        self.go_on(self._chart.session, self._chart.last, fresh)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give each beam the rows of the one it goes on from."""
@@ -201,5 +205,7 @@ class HostCache(Cache):
         recording = self._chart.recording
         self._chart = self._made_chart()
         self._chart.recording = recording
+        if recording:
+            self._chart.running.each("activate_past_recording")
         if session is not None:
             self._chart.adopt(session, last)
