@@ -172,7 +172,7 @@ def _span(
             _hide(scores[:, number], tiles, block, rule, grid)
     m = scores.amax(4).amax(1)
     # a row that sees nothing here: exp(-inf - LEAST) is 0, and its m stays -inf for `_combined`
-    scores.sub_(m[:, None, :, :, None]).exp_()
+    scores.sub_(m.clamp(min=LEAST)[:, None, :, :, None]).exp_()
     z, *others = scores.sum(4).unbind(1)
     for other in others:
         z = z + other
