@@ -228,8 +228,8 @@ def rows_in(data: bytearray | memoryview, group: LayerGroup, path: str) -> BlobR
     return BlobRows(
         held=held,
         keys=flat.as_strided((layers, count, heads, dim), (size, heads * dim, dim, 1)),
-        values=flat.as_strided(
-            (layers, count, heads, value_dim), (size, heads * value_dim, value_dim, 1), key_size
+        values=flat[key_size:].as_strided(
+            (layers, count, heads, value_dim), (size, heads * value_dim, value_dim, 1)
         ),
         places={int(name.split(".")[1]): place for place, name in enumerate(names)},
     )
