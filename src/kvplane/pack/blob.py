@@ -16,7 +16,15 @@ from torch import Tensor
 from kvplane.errors import ArgumentError, PackCorrupt
 from kvplane.geometry import LayerGroup
 from kvplane.pack.encoding import digest, is_hex
-from kvplane.pack.header import PREFIX_NBYTES, Entry, Header, header_of, written_header
+from kvplane.pack.header import (
+    PREFIX_NBYTES,
+    Entry,
+    Header,
+    entries_text,
+    header_of,
+    joined_header,
+    written_header,
+)
 from kvplane.pack.limits import BLOCK, FORMAT, LAYERS
 
 __all__ = [
@@ -89,6 +97,11 @@ def row_entries(group: LayerGroup, count: int) -> tuple[Entry, ...]:
         entries.append(Entry(name, dtype, shape, end, end + nbytes))
         end += nbytes
     return tuple(entries)
+
+
+@lru_cache(maxsize=64)
+def _row_text(group: LayerGroup, count: int) -> bytes:
+    return entries_text(row_entries(group, count))
 
 
 def row_blob(
@@ -209,6 +222,13 @@ class BlobRows(NamedTuple):
     places: Mapping[int, int]
 
 
+@lru_cache(maxsize=64)
+def _places(group: LayerGroup) -> Mapping[int, int]:
+    # in the order of names, where 10 comes before 2
+    names = [name for name, _, _ in row_tensors(group, 1)[::2]]
+    return {int(name.split(".")[1]): place for place, name in enumerate(names)}
+
+
 def rows_in(data: bytearray | memoryview, group: LayerGroup, path: str) -> BlobRows:
     """The rows in a blob of a group.
 
@@ -224,14 +244,13 @@ def rows_in(data: bytearray | memoryview, group: LayerGroup, path: str) -> BlobR
     flat = torch.frombuffer(data, dtype=torch.uint8)[first:].view(DTYPES[GROUP_DTYPES[group.dtype]])
     key_size, size = count * heads * dim, count * heads * (dim + value_dim)
     layers = len(group.layers)
-    names = [entry.name for entry in row_entries(group, count)[::2]]
     return BlobRows(
         held=held,
         keys=flat.as_strided((layers, count, heads, dim), (size, heads * dim, dim, 1)),
         values=flat[key_size:].as_strided(
             (layers, count, heads, value_dim), (size, heads * value_dim, value_dim, 1)
         ),
-        places={int(name.split(".")[1]): place for place, name in enumerate(names)},
+        places=_places(group),
     )
 
 
@@ -246,9 +265,9 @@ def _held(data: bytearray | memoryview, group: LayerGroup) -> range | None:
     count, first = int(found[1]), int(found[2])
     if not 1 <= count <= BLOCK or first // BLOCK != (first + count - 1) // BLOCK:
         return None
-    entries = row_entries(group, count)
-    header = written_header(row_metadata(group.id, first, count), entries)
-    good = bytes(data[: len(header)]) == header and len(data) == len(header) + entries[-1].stop
+    header = joined_header(row_metadata(group.id, first, count), _row_text(group, count))
+    size = len(header) + row_entries(group, count)[-1].stop
+    good = len(data) == size and bytes(data[: len(header)]) == header
     return range(first, first + count) if good else None
 
 

@@ -45,6 +45,11 @@ class Header(NamedTuple):
 
 def written_header(metadata: Mapping[str, Any], entries: Sequence[Entry]) -> bytes:
     """The bytes before the data: length and padded text."""
+    return joined_header(metadata, entries_text(entries))
+
+
+def entries_text(entries: Sequence[Entry]) -> bytes:
+    """What a header says of its tensors, without the outer braces."""
     fields = {
         entry.name: {
             "dtype": entry.dtype,
@@ -53,9 +58,14 @@ def written_header(metadata: Mapping[str, Any], entries: Sequence[Entry]) -> byt
         }
         for entry in entries
     }
+    return json_text(fields, sort_keys=False)[1:-1]
+
+
+def joined_header(metadata: Mapping[str, Any], entries: bytes) -> bytes:
+    """The bytes before the data, of what `entries_text` gave."""
     # the metadata's value is JSON in a string, as safetensors wants it
-    own = {"__metadata__": {"kvplane": canonical(metadata).decode()}}
-    text = _padded(json_text({**own, **fields}, sort_keys=False))
+    own = json_text({"__metadata__": {"kvplane": canonical(metadata).decode()}}, sort_keys=False)
+    text = _padded(own[:-1] + (b"," + entries if entries else b"") + b"}")
     return len(text).to_bytes(PREFIX_NBYTES, "little") + text
 
 
