@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvplane.errors import ArgumentError, PositionError, TensorMismatch
 from kvplane.session import Session
+from kvplane.tokens import check_kind
 
 if TYPE_CHECKING:
     from kvplane.step import Step
@@ -44,6 +45,8 @@ class BatchStep:
             raise ArgumentError(argument="sessions", expected="distinct ones", got="a repeated one")
         if any(session.batch is not None for session in sessions):
             raise ArgumentError(argument="sessions", expected="no batch axis", got="one that has")
+        if tokens is not None:
+            check_kind("tokens", tokens, Sequence, "a sequence")
         wanted = [1] * len(sessions) if tokens is None else list(tokens)
         if len(wanted) != len(sessions):
             raise ArgumentError(

@@ -17,10 +17,14 @@ from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
+from kvplane.tokens import check_kind
 from kvplane.touched import Touched
 
 if TYPE_CHECKING:
     from kvplane.store import KVStore
+
+
+FIELDS = "(capacity, length, origin_logical, origin_physical)"
 
 
 class SessionBuilder:
@@ -183,10 +187,15 @@ def adapted(
             another capacity where rotation matters.
     """
     groups = {group.id: group for group in plan.geometry.groups}
-    if sorted(cursors) != sorted(groups):
-        raise SnapshotMismatch(field="groups", expected=sorted(groups), got=sorted(cursors))
+    check_kind("cursors", cursors, Mapping, "a mapping")
+    if cursors.keys() != groups.keys():
+        got = sorted(map(str, cursors))
+        raise SnapshotMismatch(field="groups", expected=sorted(groups), got=got)
     result = {}
     for name, group in groups.items():
+        check_kind("cursors", cursors[name], Sequence, FIELDS)
+        if len(cursors[name]) != 4:  # noqa: PLR2004 - the fields named beside it
+            raise SnapshotMismatch(field="cursor", expected=FIELDS, got=cursors[name])
         given = RingCursor(*cursors[name])
         capacity, position = plan.capacities[name], given.next_position
         if position > plan.max_context:

@@ -240,7 +240,7 @@ class ModelGeometry:
         Raises:
             GeometryError: there is no such layer, or it reads no rows.
         """
-        if layer not in range(len(self.layers)):
+        if type(layer) is not int or layer not in range(len(self.layers)):
             reason = f"must be within [0, {len(self.layers)})"
             raise GeometryError(field="layer", value=layer, reason=reason)
         geometry = self.layers[layer]
@@ -250,7 +250,7 @@ class ModelGeometry:
 
     def group_of(self, layer: int) -> LayerGroup:
         """The group that holds the rows which `layer` reads: GeometryError."""
-        group = self._groups_by_layer.get(layer)
+        group = self._groups_by_layer.get(layer) if type(layer) is int else None
         return self._groups_by_layer[self.owner(layer)] if group is None else group
 
     @classmethod

@@ -1,5 +1,6 @@
 """What every session of a store has in common, decided once when the store is made."""
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +12,11 @@ from kvplane.geometry import LayerGroup, ModelGeometry
 from kvplane.kernels import rounding
 from kvplane.plane import Layout, PlaneShape
 from kvplane.ring import RingCursor
-from kvplane.tokens import whole
+from kvplane.tokens import check_kind, whole
 
 Attend = Callable[..., Tensor]
 COUNT_STOP = 2**62
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,34 @@ class StorePlan:
             )
         return query.detach() if batch is not None else query.detach()[None]
 
+    def rule(
+        self,
+        layer: int,
+        query: Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor | None:
+        """The sinks of a step, once nothing can be wrong with how it attends.
+
+        Raises:
+            ArgumentError: a scale that is no finite number, a softcap that is not above 0.
+            TensorMismatch: sinks that are not one a head, of a float dtype, on the device.
+        """
+        if scale is not None and not _is_finite(scale):
+            raise ArgumentError(argument="scale", expected="a finite number, or None", got=scale)
+        if softcap is not None and not (_is_finite(softcap) and softcap > 0):
+            raise ArgumentError(argument="softcap", expected="above 0, or None", got=softcap)
+        if sinks is None:
+            return None
+        self._check(layer, "sinks", sinks, query.shape[2:3])
+        if not sinks.is_floating_point():
+            raise TensorMismatch(
+                layer=layer, what="sinks dtype", expected="a float dtype", got=sinks.dtype
+            )
+        return sinks.detach()
+
     def _check(self, layer: int, what: str, tensor: object, shape: Sequence[int]) -> None:
         if not isinstance(tensor, Tensor):
             raise TensorMismatch(
@@ -176,6 +206,8 @@ def checked_layouts(layout: Mapping[str, Layout] | None) -> dict[str, Layout]:
         "sliding_attention": Layout.TOKEN_MAJOR,
         "full_attention": Layout.HEAD_MAJOR,
     }
+    if layout is not None:
+        check_kind("layout", layout, Mapping, f"{sorted(layouts)} to a Layout")
     for kind, wanted in (layout or {}).items():
         if kind not in layouts or not isinstance(wanted, Layout):
             raise ArgumentError(
@@ -214,6 +246,16 @@ def check_count(argument: str, count: object, least: int) -> int:
         expected = f"a whole number within [{least}, 2^62)"
         raise ArgumentError(argument=argument, expected=expected, got=count)
     return number
+
+
+def _is_finite(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        return False
+    try:
+        # what the float32 of the sums can hold
+        return abs(float(number)) <= FLOAT32_MAX
+    except OverflowError:
+        return False
 
 
 def _num_heads(query: object) -> int:

@@ -127,7 +127,9 @@ class RingCursor:
 
         Raises:
             EvictedPosition: `position` is not live.
+            ArgumentError: it is no whole number.
         """
+        _check_whole("position", position)
         if not self.origin_logical <= position < self.next_position:
             raise EvictedPosition(
                 position=position, first=self.origin_logical, stop=self.next_position
@@ -135,7 +137,8 @@ class RingCursor:
         return self._row(position)
 
     def row_at(self, position: int) -> int:
-        """The row of any position, live or not: where it lay, or will lie."""
+        """The row of any position, live or not: where it lay, or will lie; ArgumentError."""
+        _check_whole("position", position)
         return self._row(position)
 
     def rows_of(self, first: int, stop: int) -> list[range]:
@@ -145,6 +148,8 @@ class RingCursor:
             EvictedPosition: one of the positions is not live; it is named.
             ArgumentError: `stop` lies before `first`.
         """
+        _check_whole("first", first)
+        _check_whole("stop", stop)
         if stop < first:
             raise ArgumentError(argument="stop", expected=f"at least {first}", got=stop)
         if first == stop:
@@ -168,6 +173,8 @@ class RingCursor:
             EvictedPosition: one of the positions to keep is not live. The cursor is unchanged.
             ArgumentError: `stop` lies before `first`, or `first` is negative.
         """
+        _check_whole("first", first)
+        _check_whole("stop", stop)
         if stop < first or first < 0:
             raise ArgumentError(argument="[first, stop)", expected="a range", got=(first, stop))
         if first < stop:

@@ -9,7 +9,7 @@ from kvplane.errors import ArgumentError, WindowLost
 from kvplane.geometry import LayerGroup
 from kvplane.ring import RingCursor
 from kvplane.snapshot import Snapshot
-from kvplane.tokens import whole
+from kvplane.tokens import check_kind, whole
 
 if TYPE_CHECKING:
     from kvplane.session import Session
@@ -45,6 +45,7 @@ def checked_sequences(
     session: "Session", sequences: Sequence[int], *, num_sequences: int | None = None
 ) -> list[int]:
     """Places of a session's batch, checked: ArgumentError."""
+    check_kind("sequences", sequences, Sequence, "a sequence")
     places = [whole(place) for place in sequences]
     batch = session.num_sequences
     wanted = f"sequences within [0, {batch})"
@@ -52,7 +53,7 @@ def checked_sequences(
         wanted = f"{num_sequences} {wanted}"
     good = [place for place in places if place is not None and 0 <= place < batch]
     if not good or len(good) < len(places) or (num_sequences or len(good)) != len(good):
-        raise ArgumentError(argument="sequences", expected=wanted, got=list(sequences))
+        raise ArgumentError(argument="sequences", expected=wanted, got=sequences)
     return good
 
 

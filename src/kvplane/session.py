@@ -18,7 +18,6 @@ from kvplane import checkpoints
 from kvplane.checkpoints import Checkpoint
 from kvplane.errors import (
     CheckpointLost,
-    EvictedPosition,
     PositionError,
     SessionClosed,
     SessionReadOnly,
@@ -27,13 +26,13 @@ from kvplane.errors import (
 from kvplane.geometry import LayerGroup, ModelGeometry
 from kvplane.guard import Guard
 from kvplane.ledger import Ledger
-from kvplane.plan import StorePlan
+from kvplane.plan import StorePlan, checked_device
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.rows import checked_sequences, detached, reorder, rewound
 from kvplane.snapshot import Capture, Snapshot
 from kvplane.step import Step
-from kvplane.tokens import as_tokens, checked_position
+from kvplane.tokens import as_tokens, check_kind, checked_position
 from kvplane.touched import Touched
 from kvplane.undo import Undo
 
@@ -155,6 +154,7 @@ class Session:
     def mark(self) -> None:
         """Wish a cut at this position for packs."""
         with self.guard:
+            self.check_open()
             self.check_idle()
             self.marks.add(self.position)
 
@@ -233,13 +233,14 @@ class Session:
         """Go back to a checkpoint, however far the rings have turned since.
 
         Raises:
-            PositionError: another session's checkpoint.
+            ArgumentError, PositionError: no checkpoint, or another session's.
             CheckpointLost: a rewind below it let another branch overwrite its full rows.
             LimitReached: the session was rewound below it, and its rows pass the limit now.
         """
         with self.guard:
             self.check_writable("a return")
             self.check_idle()
+            check_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
             if checkpoint.owner is not self:
                 message = f"the checkpoint at position {checkpoint.position} is another session's"
                 raise PositionError(message, position=checkpoint.position)
@@ -274,20 +275,20 @@ class Session:
         with self.guard:
             self.check_open()
             self.check_idle()
-            return detached(self, device)
+            return detached(self, checked_device(device))
 
     def spans(self, layer: int, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
         """Views of live rows [first, stop) in logical order, token-major; no copy.
 
         Raises:
             EvictedPosition: one of them is not live.
+            ArgumentError: they are no range.
         """
         with self.guard:
             self.check_open()
-            if first < 0 or stop < first:
-                raise EvictedPosition(position=first, first=first, stop=stop)
             cursor = self.cursors[self.geometry.group_of(layer).id]
-            spans = self.planes[layer].spans(cursor.rows_of(first, stop))
+            runs = cursor.rows_of(checked_position(first), checked_position(stop))
+            spans = self.planes[self.geometry.owner(layer)].spans(runs)
             if self.batch is None:
                 return [(key[0], value[0]) for key, value in spans]
             return spans
@@ -328,6 +329,7 @@ class Session:
     def freeze(self) -> None:
         """Make the session read-only for good: a prefix that others fork from."""
         with self.guard:
+            self.check_open()
             self.check_idle()
             self.read_only = True
 

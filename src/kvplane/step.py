@@ -27,7 +27,7 @@ from kvplane.errors import (
 from kvplane.journal import GroupStep, KeyValue, joined
 from kvplane.plane import Plane
 from kvplane.snapshot import Capture
-from kvplane.tokens import Tokens, whole
+from kvplane.tokens import Tokens, checked_cuts, whole
 from kvplane.view import View
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Step:
         self._session = session
         self._tokens = tokens
         self._speculative = speculative
-        self._capture = tuple(capture)
+        self._capture = checked_cuts(capture)
         self._captures: dict[int, dict[int, KeyValue]] = {}
         self._groups: dict[str, GroupStep] = {}
         self._waiting: dict[int, KeyValue] = {}
@@ -159,7 +159,7 @@ class Step:
         session = self._session
         if self._state != "open":
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
-        if layer in self.written or layer not in session.planes:
+        if type(layer) is not int or layer in self.written or layer not in session.planes:
             self._refuse_layer(layer)
         plane = session.planes[layer]
         plan, count = session.plan, self._tokens.num_tokens
@@ -249,6 +249,7 @@ class Step:
 
         Raises:
             TensorMismatch, LayerRepeated, StepClosed: as in `write`.
+            ArgumentError: a scale or softcap that means nothing. Nothing was written.
             StepIncomplete: no key was given and the rows were not written yet.
         """
         with self._session.guard:
@@ -257,6 +258,7 @@ class Step:
                 raise ArgumentError(argument="value", expected="with key", got="one without other")
             plan, count = session.plan, self._tokens.num_tokens
             rows = plan.query(layer, query, batch=session.batch, count=count)
+            sinks = plan.rule(layer, rows, scale=scale, softcap=softcap, sinks=sinks)
             if key is not None and value is not None:
                 self._write(layer, key, value)
             part, plane, chunk = self._readable(layer)

@@ -32,6 +32,7 @@ from kvplane.rows import checked_sequences
 from kvplane.schedule import CHUNK
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
+from kvplane.tokens import check_kind
 
 
 class KVStore:
@@ -79,6 +80,8 @@ class KVStore:
         row_floor = check_count("row_floor", row_floor, 1)
         if limit is not None:
             limit = check_count("limit", limit, 0)
+        check_kind("attention", attention, str, str(sorted(ORDERS)))
+        check_kind("memory", memory, str, "a name")
         if attention not in ORDERS:
             raise ArgumentError(argument="attention", expected=str(sorted(ORDERS)), got=attention)
         self.slack = slack
@@ -171,8 +174,10 @@ class KVStore:
             )
         if batch is not None:
             batch = check_count("batch", batch, 1)
-        if tokens is not None and len(tokens):
-            raise ArgumentError(argument="tokens", expected="an empty sequence", got=tokens)
+        if tokens is not None:
+            check_kind("tokens", tokens, Sequence, "an empty sequence")
+            if len(tokens):
+                raise ArgumentError(argument="tokens", expected="an empty sequence", got=tokens)
         if first_row is not None:
             first_row = check_count("first_row", first_row, 0)
             rings = [g.id for g in self.geometry.groups if g.sliding_window is not None]
@@ -231,9 +236,11 @@ class KVStore:
         """A new session with the snapshot's rows, rotation and provenance.
 
         Raises:
+            ArgumentError: it is no snapshot.
             SnapshotMismatch: geometry, dtype, capacity or context. Nothing was made.
             LimitReached, MemoryUnavailable: as in `open`.
         """
+        check_kind("snapshot", snapshot, Snapshot, "a Snapshot")
         return restored(self, snapshot)
 
     def fork_of(self, session: Session) -> Session:
@@ -264,7 +271,9 @@ class KVStore:
         Raises:
             ArgumentError: no session, a repeated or foreign one.
         """
+        check_kind("sessions", sessions, Sequence, "a sequence")
         for session in sessions:
+            check_kind("sessions", session, Session, "sessions")
             if session.store is not self:
                 raise ArgumentError(argument="sessions", expected="of this store", got=session)
         return BatchStep(sessions, num_tokens)

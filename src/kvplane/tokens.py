@@ -58,6 +58,28 @@ def checked_position(position: object) -> int:
     return number
 
 
+def checked_cuts(cuts: Sequence[object]) -> tuple[int, ...]:
+    """Positions inside a step, as ints.
+
+    Raises:
+        ArgumentError: they are no sequence, or one is not a whole number.
+    """
+    if cuts == ():
+        return ()
+    check_kind("capture", cuts, Sequence, "a sequence of positions")
+    positions = [whole(cut) for cut in cuts]
+    kept = tuple(position for position in positions if position is not None)
+    if len(kept) < len(positions):
+        raise ArgumentError(argument="capture", expected="whole numbers", got=cuts)
+    return kept
+
+
+def check_kind(argument: str, got: object, kind: type, expected: str) -> None:
+    """Refuse what is not of a kind: ArgumentError. A text is no sequence here."""
+    if not isinstance(got, kind) or (kind is Sequence and isinstance(got, (str, bytes))):
+        raise ArgumentError(argument=argument, expected=expected, got=got)
+
+
 def whole(number: object) -> int | None:
     """A whole number as an int; None for anything else, a bool too."""
     if type(number) is bool or not isinstance(number, numbers.Integral):
