@@ -102,7 +102,7 @@ class Prompt:
     ) -> None:
         self.ids = packed_ids(tokens)
         self.aux = ordered(aux)
-        self.chain = Chain(fingerprint, tokens, aux=self.aux, salt=salt)
+        self.chain = Chain.packed(fingerprint, self.ids, aux=self.aux, salt=salt)
         # the last token is always read again: somebody has to say what follows
         self.limit = max(0, len(tokens) - 1)
 
