@@ -117,7 +117,7 @@ def test_blobs_that_are_whole_and_hold_no_groups_rows_are_named(root):
     rows = [(torch.zeros(1, 2, 4).half(), torch.zeros(1, 2, 4).half())]
     forged = (
         row_blob(dataclasses.replace(group, layers=(5000,)), 0, {5000: rows}),
-        row_blob(dataclasses.replace(group, dtype="float32"), 0, {1: rows, 4: rows}),
+        row_blob(group, 0, {1: rows, 4: rows}).replace(b".f16", b".f32"),
         plain_blob(FULL, "lm_head.weight"),
         plain_blob("x0.2x4x4.f16", "layers.1.key"),
         plain_blob(FULL),

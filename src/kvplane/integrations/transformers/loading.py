@@ -180,8 +180,9 @@ def _tokenizer_words(tokenizer: Any, model: Any) -> Words:  # noqa: ANN401
                 shown = text
 
     def chat(messages: list[dict[str, str]]) -> list[int]:
-        ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return ids
+        # as text first: what the template gives as ids differs between versions
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return encode(text)
 
     return Words(
         begin=begin,
