@@ -67,7 +67,8 @@ def _geometry_of(fields: Any) -> ModelGeometry:  # noqa: ANN401
         if set(facts) != _LAYER:
             raise ValueError(f"a layer with the fields {sorted(facts)[:8]}")
         rotary = facts["rotary"]
-        layers.append(LayerGeometry(**{**facts, "rotary": rotary and _rotary_of(rotary)}))
+        rotary = None if rotary is None else _rotary_of(rotary)
+        layers.append(LayerGeometry(**{**facts, "rotary": rotary}))
     return ModelGeometry(layers=tuple(layers), dtype=fields["dtype"])
 
 
