@@ -11,6 +11,8 @@ is not kept gives back what its first position needs, which is the last W - 1 po
 
 from copy import copy
 
+import tiny
+
 
 class Oracle:
     """One session.
@@ -133,3 +135,25 @@ class Oracle:
         kept = other.copy()
         self.history, self.held, self.born = kept.history, kept.held, kept.born
         self._forget_recorded()
+
+
+def check(session, oracle):
+    """That a session is what its oracle says, row by row."""
+    assert oracle.position == session.position
+    assert session.open_step is None
+    if session.tokens is not None:
+        assert oracle.tokens == session.tokens
+    for layer, held in oracle.held.items():
+        live = session.live(layer)
+        plane = session.planes[layer]
+        group = session.geometry.group_of(layer)
+
+        assert sorted(held) == list(live)
+        assert oracle.needed(layer, oracle.position).start >= live.start or not live
+        assert [held[p] for p in live] == [oracle.history[p] for p in live]
+        for position in live:
+            row = oracle.row(layer, position)
+            found = tiny.token_of(group, layer, plane.key[0, row], plane.value[0, row])
+
+            assert held[position] == found
+        assert [held[p] for p in live] == tiny.held(session, layer)

@@ -26,7 +26,7 @@ from kvplane.errors import (
     StepIncomplete,
     WindowLost,
 )
-from oracle import Oracle
+from oracle import Oracle, check
 from poison import poisoned
 
 MAX_SESSIONS = 4
@@ -178,7 +178,7 @@ class Sessions(RuleBasedStateMachine):
         for use in (lambda: fork.step([1]).__enter__(), lambda: fork.rewind(0), fork.reset):
             with pytest.raises(SessionReadOnly):
                 use()
-        self.check(fork, oracle)
+        check(fork, oracle)
         fork.close()
 
     # steps
@@ -350,27 +350,7 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def every_session_is_what_its_oracle_says(self):
         for session, oracle in getattr(self, "pairs", ()):
-            self.check(session, oracle)
-
-    def check(self, session, oracle):
-        assert oracle.position == session.position
-        assert session.open_step is None
-        if session.tokens is not None:
-            assert oracle.tokens == session.tokens
-        for layer, held in oracle.held.items():
-            live = session.live(layer)
-            plane = session.planes[layer]
-            group = session.geometry.group_of(layer)
-
-            assert sorted(held) == list(live)
-            assert oracle.needed(layer, oracle.position).start >= live.start or not live
-            assert [held[p] for p in live] == [oracle.history[p] for p in live]
-            for position in live:
-                row = oracle.row(layer, position)
-                found = tiny.token_of(group, layer, plane.key[0, row], plane.value[0, row])
-
-                assert held[position] == found
-            assert [held[p] for p in live] == tiny.held(session, layer)
+            check(session, oracle)
 
     @invariant()
     def the_account_is_rings_and_full_rows(self):
