@@ -164,6 +164,7 @@ def _span(
     for number, block in enumerate(blocks):
         load_keys(block, keys)
         for tile in products[number]:
+            # into given memory, which autocast leaves alone
             torch.bmm(rows[tile], turned, out=scores[tile, number])
     if rule.softcap is not None:
         scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
@@ -213,9 +214,9 @@ def _hide(scores: Tensor, tiles: Sequence[Tile], block: Block, rule: Rule, grid:
 
 
 def _combined(one: Sums, other: Sums) -> Sums:
+    """The sums over both; a query sees something in one of them."""
     m = torch.maximum(one.m, other.m)
-    floor = m.clamp(min=LEAST)
-    a, b = torch.exp(one.m - floor), torch.exp(other.m - floor)
+    a, b = torch.exp(one.m - m), torch.exp(other.m - m)
     out = one.out * a[..., None] + other.out * b[..., None]
     return Sums(m, one.z * a + other.z * b, out)
 

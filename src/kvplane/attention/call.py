@@ -20,32 +20,17 @@ def attend_in(
 ) -> Tensor:
     """`[batch, tokens, heads, value_dim]` in the query's dtype, over keys in an order.
 
-    Nothing outside changes the arithmetic: autocast is off in here, and no gradient is kept.
+    No gradient is kept.
 
     Raises:
         ArgumentError: float32 products are set to be computed in fewer digits.
     """
     check_precision(query.device)
-    kind = query.device.type
-    with torch.no_grad():
-        if torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):
-                return _each(order, plane, query, chunk, first, rule)
-        return _each(order, plane, query, chunk, first, rule)
-
-
-def _each(
-    order: Order,
-    plane: RowPlane,
-    query: Tensor,
-    chunk: tuple[Tensor, Tensor] | None,
-    first: int,
-    rule: Rule,
-) -> Tensor:
     batch, num_tokens, num_heads, _ = query.shape
     out = query.new_empty((batch, num_tokens, num_heads, plane.value.shape[3]))
-    # in turn: a neighbour can change no shape
-    for sequence in range(batch if num_tokens else 0):
-        pieces = pieces_of(plane, order, chunk, sequence)
-        out[sequence] = attended(pieces, query[sequence], first, rule)
+    with torch.no_grad():
+        # in turn: a neighbour can change no shape
+        for sequence in range(batch if num_tokens else 0):
+            pieces = pieces_of(plane, order, chunk, sequence)
+            out[sequence] = attended(pieces, query[sequence], first, rule)
     return out

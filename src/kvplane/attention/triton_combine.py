@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 # ruff: noqa: N803, ANN001, ANN201, ANN202 - sizes known at compile time are in capitals
-# ruff: noqa: N806, PLR0915 - and so is what follows from them; one kernel is one function
+# ruff: noqa: N806, PLR0915, C901 - and so is what follows from them; one kernel is one function
 
 import triton
 import triton.language as tl
@@ -11,17 +11,12 @@ from kvplane.attention.triton_walk import LOG2_E, cursor_of, merged, splits_of
 
 
 @triton.jit
-def _sum_of(sums, peaks, program, there, at, dims, ROWS: tl.constexpr, DIM_PAD: tl.constexpr):
-    """One program's (m, z, o) for each lane; nothing where no program wrote."""
-    place = at + program * ROWS
-    m = tl.load(peaks + place * 2, mask=there, other=float("-inf"))
-    z = tl.load(peaks + place * 2 + 1, mask=there, other=0.0)
-    value_dim, inside = dims
-    o = tl.load(
-        sums + place[:, None] * DIM_PAD + value_dim[None, :],
-        mask=there[:, None] & inside[None, :],
-        other=0.0,
-    )
+def _sum_of(at, offset: tl.constexpr, there, inside, DIM_PAD: tl.constexpr):
+    """(m, z, o) of one program for each lane; nothing where no program wrote."""
+    peaks, sums = at
+    m = tl.load(peaks + offset * 2, mask=there, other=float("-inf"))
+    z = tl.load(peaks + offset * 2 + 1, mask=there, other=0.0)
+    o = tl.load(sums + offset * DIM_PAD, mask=there[:, None] & inside[None, :], other=0.0)
     return m, z, o
 
 
@@ -67,13 +62,9 @@ def combine(
     PER_LANE: tl.constexpr = PROGRAMS // LANES
     token = tl.program_id(0) // CHUNKS
     value_dim = (tl.program_id(0) - token * CHUNKS) * DIMS + tl.arange(0, DIMS)
-    dims = (value_dim, value_dim < VALUE_DIM)
+    inside = value_dim < VALUE_DIM
     head = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
-    if EARLY > 1:
-        # the cursor may have been moved just before
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     first_query, origin, origin_row, seam = cursor_of(
         cursors, sequence, first_query, first_key, origin_row, seam, DEVICE_CURSOR
     )
@@ -91,28 +82,30 @@ def combine(
         high = seam
     row = (position - tile_first) * GROUP_PAD + head % GROUP
     at = (sequence * (tl.num_programs(1) // GROUP) + head // GROUP) * tiles + tile
-    at = at * PROGRAMS * ROWS + row
     lane = tl.arange(0, LANES).to(tl.int64)
-    if EARLY == 1:
+    at = (at * PROGRAMS + lane * PER_LANE) * ROWS + row
+    # pointers to the first program of each lane; the others are at fixed distances
+    firsts = (peaks + at * 2, sums + at[:, None] * VALUE_DIM_PAD + value_dim[None, :])
+    step = GRAIN * size
+    begin = (first_split + lane * (PER_LANE * GRAIN)) * size
+    if EARLY:
         tl.extra.cuda.gdc_wait()
-    m = tl.full((LANES,), float("-inf"), tl.float32)
-    z = tl.zeros((LANES,), tl.float32)
-    o = tl.zeros((LANES, DIMS), tl.float32)
+    m, z, o = _sum_of(firsts, 0, (begin < high) & (begin + step > low), inside, VALUE_DIM_PAD)
     quad_m, quad_z, quad_o = m, z, o
-    for number in tl.static_range(PER_LANE):
-        program = lane * PER_LANE + number
-        begin = (first_split + program * GRAIN) * size
-        there = tl.maximum(begin, low) < tl.minimum(begin + GRAIN * size, high)
-        part_m, part_z, part_o = _sum_of(sums, peaks, program, there, at, dims, ROWS, VALUE_DIM_PAD)
-        if GRAIN == 1:
-            quad_m, quad_z, quad_o = merged(quad_m, quad_z, quad_o, part_m, part_z, part_o)
-            if number % 4 == 3:  # noqa: PLR2004 - the last of a quad
-                m, z, o = merged(m, z, o, quad_m, quad_z, quad_o)
-                quad_m = tl.full((LANES,), float("-inf"), tl.float32)
-                quad_z = tl.zeros((LANES,), tl.float32)
-                quad_o = tl.zeros((LANES, DIMS), tl.float32)
-        else:
+    for number in tl.static_range(1, PER_LANE):
+        begin += step
+        there = (begin < high) & (begin + step > low)
+        part_m, part_z, part_o = _sum_of(firsts, number * ROWS, there, inside, VALUE_DIM_PAD)
+        if GRAIN > 1:
             m, z, o = merged(m, z, o, part_m, part_z, part_o)
+        elif number % 4 == 0:
+            quad_m, quad_z, quad_o = part_m, part_z, part_o
+        else:
+            quad_m, quad_z, quad_o = merged(quad_m, quad_z, quad_o, part_m, part_z, part_o)
+            if number == 3:  # noqa: PLR2004 - the end of the first quad
+                m, z, o = quad_m, quad_z, quad_o
+            elif number % 4 == 3:  # noqa: PLR2004
+                m, z, o = merged(m, z, o, quad_m, quad_z, quad_o)
     top = tl.max(m, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
@@ -124,4 +117,4 @@ def combine(
     # a zero is positive however many empty sums were added
     result = tl.sum(o * share[:, None], 0) / total + 0.0
     out_at = out + sequence * out_batch + token * out_token + head * out_head + value_dim
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=value_dim < VALUE_DIM)
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=inside)

@@ -149,9 +149,9 @@ def run(
             **walk,
         )
         return out
-    grain = sizes.grain or grain_of(batch * kv_heads * tiles, sizes.num_splits)
+    grain = sizes.grain or grain_of(batch * kv_heads * tiles, sizes.used)
     programs = sizes.num_splits // grain
-    early = sizes.early if launches_early(query.device) else 0
+    early = sizes.early and launches_early(query.device)
     lead = (batch, kv_heads, tiles, programs, rows)
     sums = query.new_empty((*lead, value_pad), dtype=torch.float32)
     peaks = query.new_empty((*lead, 2), dtype=torch.float32)
@@ -176,7 +176,6 @@ def run(
         DEVICE_BASES=call.bases is not None,
         **walk,
         **{name: size for name, size in shared.items() if name not in walk},
-        **({"launch_pdl": True} if early > 1 else {}),
     )
     combine[(count * triton.cdiv(value_dim, sizes.dims), heads, batch)](
         out,

@@ -88,11 +88,9 @@ def attend_splits(
 
     Grid (tiles * NUM_SPLITS / GRAIN, kv heads, sequences). Rows are (token, head of the group).
     """
-    if EARLY > 0:
+    if EARLY:
         # the combining kernel may be launched now; it waits for this one's memory by itself
         tl.extra.cuda.gdc_launch_dependents()
-    if EARLY > 1:
-        tl.extra.cuda.gdc_wait()
     PROGRAMS: tl.constexpr = NUM_SPLITS // GRAIN  # noqa: N806
     tile = tl.program_id(0) // PROGRAMS
     program = tl.program_id(0) - tile * PROGRAMS
@@ -172,11 +170,13 @@ def attend_splits(
     blocks = (size // BLOCK).to(tl.int32)
     left = blocks * (lane + 1) - ((block_first - begin) // BLOCK).to(tl.int32)
     m, z, o = _nothing(ROWS, VALUE_DIM_PAD)
+    # of a split, z is summed key by key over its blocks, and once over the keys at its end
+    keys_z = tl.zeros((ROWS, BLOCK), tl.float32)
     quad_m, quad_z, quad_o = _nothing(ROWS, VALUE_DIM_PAD)
     sixteen_m, sixteen_z, sixteen_o = _nothing(ROWS, VALUE_DIM_PAD)
     for offset in range(0, (walk_stop - block_first).to(tl.int32), BLOCK):
-        m, z, o = block_added(
-            (m, z, o),
+        m, keys_z, o = block_added(
+            (m, keys_z, o),
             (queries, query_place),
             (block_first, low if PHYSICAL else walk_first, high if PHYSICAL else walk_stop),
             offset,
@@ -195,14 +195,17 @@ def attend_splits(
             HAS_SOFTCAP,
             PHYSICAL,
             True,  # noqa: FBT003 - masked
+            True,  # noqa: FBT003 - z key by key
             PRECISION,
             INTERPRETED,
         )
         if GRAIN > 1:
             left -= 1
             if left == 0:
+                z = tl.sum(keys_z, 1)
                 quad_m, quad_z, quad_o = merged(quad_m, quad_z, quad_o, m, z, o)
                 m, z, o = _nothing(ROWS, VALUE_DIM_PAD)
+                keys_z = tl.zeros((ROWS, BLOCK), tl.float32)
                 if GRAIN > 4:  # noqa: PLR2004 - a quad
                     if lane % 4 == 3:  # noqa: PLR2004 - its last
                         sixteen_m, sixteen_z, sixteen_o = merged(
@@ -212,6 +215,7 @@ def attend_splits(
                 lane += 1
                 left = blocks
     # what has begun and not ended; nothing is neutral
+    z = tl.sum(keys_z, 1)
     if GRAIN > 1:
         m, z, o = merged(quad_m, quad_z, quad_o, m, z, o)
     if GRAIN > 4:  # noqa: PLR2004

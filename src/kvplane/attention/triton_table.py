@@ -29,23 +29,25 @@ class Sizes:
         block: keys of one turn of the loop.
         split: keys of a split at least, at multiples of `split`; a multiple of block.
         num_splits: splits of the keys, a power of two from 32 on; 1 walks them all in one program.
+        used: of these, how many a long sequence has.
         num_warps: of a program.
         num_stages: loads in flight.
         dims: value dimensions of a program that combines.
         grain: splits of a program, 1, 4 or 16; None: what fills the device. No bit depends on it.
-        early: 1 launches the combining kernel before the sums are complete, to wait by itself; 2
-            launches the sums early too. No bit depends on it.
+        early: whether the combining kernel is launched before the sums are complete, to wait by
+            itself. No bit depends on it.
     """
 
     tokens: int
     block: int
     split: int
     num_splits: int
+    used: int = 0
     num_warps: int
     num_stages: int
-    dims: int = 32
+    dims: int = 64
     grain: int | None = None
-    early: int = 2
+    early: bool = True
 
 
 def sizes_of(
@@ -65,26 +67,28 @@ def decode_sizes(
     """For up to `tokens` queries of one sequence (a power of two), over keys in splits."""
     wide = head_dim * dtype.itemsize > 256  # noqa: PLR2004 - bytes of a row: two would not fit
     block = 32 if wide or window is not None else 64
-    split, num_splits = block, FULL_SPLITS
+    split, num_splits, used = block, FULL_SPLITS, FULL_SPLITS
     if window is not None:
         # about 64 splits of a long window; short ones get a block each
         split = block * max(1, triton.next_power_of_2(triton.cdiv(window, 64 * block)))
-        num_splits = max(32, triton.next_power_of_2((window + tokens - 2) // split + 2))
+        used = (window + tokens - 2) // split + 2
+        num_splits = max(32, triton.next_power_of_2(used))
     rows = tokens * triton.next_power_of_2(group)
     return Sizes(
         tokens=tokens,
         block=block,
         split=split,
         num_splits=num_splits,
+        used=used,
         num_warps=4,
         num_stages=2 if wide or rows > 64 or window is not None else 3,  # noqa: PLR2004
     )
 
 
-def grain_of(pairs: int, num_splits: int) -> int:
+def grain_of(pairs: int, used: int) -> int:
     """Splits of a program: as many as leave enough programs for `pairs` of sequence and head."""
     for grain in (16, 4):
-        if pairs * num_splits >= grain * ENOUGH:
+        if pairs * used >= grain * ENOUGH:
             return grain
     return 1
 

@@ -148,6 +148,7 @@ def attend_tiles(
                 HAS_SOFTCAP,
                 False,  # noqa: FBT003 - logical order
                 part != 1,
+                False,  # noqa: FBT003 - z of whole blocks
                 PRECISION,
                 INTERPRETED,
             )

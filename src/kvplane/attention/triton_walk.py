@@ -90,13 +90,14 @@ def block_added(
     HAS_SOFTCAP: tl.constexpr,
     PHYSICAL: tl.constexpr,
     MASKED: tl.constexpr,
+    BY_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Sums (m, z, o) with one block of keys more.
 
     Args:
-        sums: so far.
+        sums: so far; z for each key of a block when BY_KEY.
         queries: the tile's, and their places: positions after `walk`'s base.
         walk: first position (or row, in physical order) of the walk, and the positions that
             anything is read of, [low, high).
@@ -168,7 +169,10 @@ def block_added(
     floor = tl.where(top == float("-inf"), 0.0, top)
     weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + factor, -floor[:, None]))
     share = tl.exp2(m - floor)
-    z = tl.fma(z, share, tl.sum(weights, 1))
+    if BY_KEY:
+        z = tl.fma(z, tl.broadcast_to(share[:, None], z.shape), weights)
+    else:
+        z = tl.fma(z, share, tl.sum(weights, 1))
     o = o * share[:, None]
     if MASKED:
         value_mask = there[:, None] & (value_dim < VALUE_DIM)[None, :]

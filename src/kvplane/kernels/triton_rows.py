@@ -32,7 +32,7 @@ def store_rows(plane: RowPlane, rows: Tensor, key: Tensor, value: Tensor) -> Non
     """
     _check_rows(rows, key)
     _check_source(plane, key, value)
-    _store(plane, key, value, rows=rows, first_row=0, seam=0)
+    _launch(plane, key, value, rows=rows, first_row=0, seam=0, stores=True)
 
 
 def store_runs(plane: RowPlane, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
@@ -47,19 +47,19 @@ def store_runs(plane: RowPlane, runs: Sequence[range], key: Tensor, value: Tenso
     if held != key.shape[1]:
         raise ArgumentError(argument="runs", expected=f"{key.shape[1]} rows", got=held)
     if held:
-        _store(plane, key, value, rows=None, first_row=runs[0].start, seam=seam)
+        _launch(plane, key, value, rows=None, first_row=runs[0].start, seam=seam, stores=True)
 
 
 def gather_rows(plane: RowPlane, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Key and value of `rows`, int64 [tokens], as fresh `[batch, tokens, kv_head, dim]`."""
     batch, _, heads, _ = plane.key.shape
-    outs = []
-    for source in (plane.key, plane.value):
-        out = source.new_empty((batch, rows.shape[0], heads, source.shape[-1]))
-        if rows.shape[0]:
-            _launch(out, source, rows, first_row=0, seam=0, stores=False)
-        outs.append(out)
-    return outs[0], outs[1]
+    key, value = (
+        part.new_empty((batch, rows.shape[0], heads, part.shape[-1]))
+        for part in (plane.key, plane.value)
+    )
+    if rows.shape[0]:
+        _launch(plane, key, value, rows=rows, first_row=0, seam=0, stores=False)
+    return key, value
 
 
 def seam_of(runs: Sequence[range]) -> int:
@@ -89,59 +89,105 @@ def _check_source(plane: RowPlane, key: Tensor, value: Tensor) -> None:
             raise ArgumentError(argument=name, expected=str(wanted), got=tuple(source.shape))
 
 
-def _store(
-    plane: RowPlane, key: Tensor, value: Tensor, *, rows: Tensor | None, first_row: int, seam: int
-) -> None:
-    if key.shape[1]:
-        _launch(key, plane.key, rows, first_row=first_row, seam=seam, stores=True)
-        _launch(value, plane.value, rows, first_row=first_row, seam=seam, stores=True)
-
-
 def _launch(
-    tokens: Tensor, plane: Tensor, rows: Tensor | None, *, first_row: int, seam: int, stores: bool
+    plane: RowPlane,
+    key: Tensor,
+    value: Tensor,
+    *,
+    rows: Tensor | None,
+    first_row: int,
+    seam: int,
+    stores: bool,
 ) -> None:
-    batch, count, heads, dim = tokens.shape
-    grid = (triton.cdiv(count, TOKENS), heads, batch)
-    _move[grid](
-        tokens,
-        plane,
+    """Move key and value, between the plane's rows and `[batch, tokens, kv_head, dim]`."""
+    batch, count, heads, dim = key.shape
+    if not count:
+        return
+    _move[(triton.cdiv(count, TOKENS), 2 * heads, batch)](
+        key,
+        value,
+        plane.key,
+        plane.value,
         rows,
         first_row,
         seam,
         count,
-        *tokens.stride(),
-        *plane.stride(),
+        *key.stride(),
+        *value.stride(),
+        *plane.key.stride(),
+        *plane.value.stride(),
         DIM=dim,
         DIM_PAD=triton.next_power_of_2(dim),
+        VALUE_DIM=value.shape[-1],
+        VALUE_DIM_PAD=triton.next_power_of_2(value.shape[-1]),
         TOKENS=TOKENS,
         HAS_ROWS=rows is not None,
         STORES=stores,
     )
 
 
-@triton.jit(do_not_specialize=["first_row", "seam", "count"])
-def _move(
+@triton.jit
+def _moved(
     tokens,
     plane,
+    row,
+    token,
+    held,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    STORES: tl.constexpr,
+):
+    token_at, token_stride, token_dim = tokens
+    plane_at, row_stride, plane_dim = plane
+    dim = tl.arange(0, DIM_PAD).to(tl.int64)
+    mask = held[:, None] & (dim < DIM)[None, :]
+    token_at += token[:, None] * token_stride + dim[None, :] * token_dim
+    plane_at += row[:, None] * row_stride + dim[None, :] * plane_dim
+    if STORES:
+        tl.store(plane_at, tl.load(token_at, mask=mask).to(plane_at.dtype.element_ty), mask=mask)
+    else:
+        tl.store(token_at, tl.load(plane_at, mask=mask), mask=mask)
+
+
+@triton.jit(do_not_specialize=["first_row", "seam", "count"])
+def _move(
+    key,
+    value,
+    plane_key,
+    plane_value,
     rows,
     first_row,
     seam,
     count,
-    t_batch,
-    t_token,
-    t_head,
-    t_dim,
-    p_batch,
-    p_row,
-    p_head,
-    p_dim,
+    k_batch,
+    k_token,
+    k_head,
+    k_dim,
+    v_batch,
+    v_token,
+    v_head,
+    v_dim,
+    pk_batch,
+    pk_row,
+    pk_head,
+    pk_dim,
+    pv_batch,
+    pv_row,
+    pv_head,
+    pv_dim,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_DIM_PAD: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     STORES: tl.constexpr,
 ):
-    head = tl.program_id(1).to(tl.int64)
+    """Grid (tokens / TOKENS, heads of keys then heads of values, sequences)."""
+    heads = tl.num_programs(1) // 2
+    head = tl.program_id(1)
+    is_key = head < heads
+    head = (head - tl.where(is_key, 0, heads)).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     held = token < count
@@ -150,13 +196,11 @@ def _move(
     else:
         row = first_row + token
         row -= tl.where(row >= seam, seam, 0)
-    dim = tl.arange(0, DIM_PAD).to(tl.int64)
-    mask = held[:, None] & (dim < DIM)[None, :]
-    token_at = tokens + sequence * t_batch + head * t_head
-    token_at += token[:, None] * t_token + dim[None, :] * t_dim
-    plane_at = plane + sequence * p_batch + head * p_head
-    plane_at += row[:, None] * p_row + dim[None, :] * p_dim
-    if STORES:
-        tl.store(plane_at, tl.load(token_at, mask=mask).to(plane.dtype.element_ty), mask=mask)
+    if is_key:
+        source = (key + sequence * k_batch + head * k_head, k_token, k_dim)
+        target = (plane_key + sequence * pk_batch + head * pk_head, pk_row, pk_dim)
+        _moved(source, target, row, token, held, DIM, DIM_PAD, STORES)
     else:
-        tl.store(token_at, tl.load(plane_at, mask=mask), mask=mask)
+        source = (value + sequence * v_batch + head * v_head, v_token, v_dim)
+        target = (plane_value + sequence * pv_batch + head * pv_head, pv_row, pv_dim)
+        _moved(source, target, row, token, held, VALUE_DIM, VALUE_DIM_PAD, STORES)
