@@ -101,7 +101,7 @@ def test_show_says_position_rows_rotation_and_who_made_them(run, root):
 @pytest.mark.parametrize(
     "name",
     [
-        "chnged",
+        "chxnged",
         "sessions/a.json",
         "../a",
         "cuts/" + "0" * 64 + "/" + "0" * 64 + "/1.-." + "0" * 16 + ".json",
@@ -114,7 +114,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(run, root, name, v
 
     assert REFUSED == code
     assert complaint.startswith("kvplane: ")
-    assert ("nearest: changed" in complaint) == (name == "chnged")
+    assert ("nearest: changed" in complaint) == (name == "chxnged")
     assert before == open_storage(root).list()
 
 

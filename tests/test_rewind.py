@@ -1,6 +1,5 @@
 """Going back: rewinds by an exact rule, checkpoints, recording; all layers or none."""
 
-
 import pytest
 
 import tiny

@@ -1,6 +1,5 @@
 """A step: all layers or none, in any order, taken back at any point."""
 
-
 import pytest
 import torch
 
