@@ -215,7 +215,7 @@ def test_a_closed_store_makes_nothing(session):
         torch.tensor([[1, 2]]),
         torch.tensor([], dtype=torch.int64),
         torch.tensor([-1]),
-        object(),
+        ...,
     ],
     ids=repr,
 )
