@@ -27,16 +27,24 @@ class History:
 
 
 def make_history(
-    stop, *, first=0, heads=1, groups=2, dims=(16, 16), dtype=torch.float16, queries=None, seed=0
+    stop,
+    *,
+    first=0,
+    heads=1,
+    groups=2,
+    dims=(16, 16),
+    dtype=torch.float16,
+    queries=torch.float32,
+    seed=0,
 ):
-    """A random one over positions [first, stop)."""
+    """A random one over positions [first, stop); float32 queries, so that no bit is rounded off."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(num_heads, dim):
         return torch.randn(stop - first, num_heads, dim, generator=generator)
 
     key, value = draw(heads, dims[0]).to(dtype), draw(heads, dims[1]).to(dtype)
-    return History(key, value, draw(heads * groups, dims[0]).to(queries or dtype), first)
+    return History(key, value, draw(heads * groups, dims[0]).to(queries), first)
 
 
 def ring_of(history, first, stop, *, capacity, rotation=0, layout="token_major", fill=torch.nan):

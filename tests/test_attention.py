@@ -53,12 +53,13 @@ def calls(draw):
 
 @given(calls())
 def test_both_orders_stay_within_the_bounds_of_float64(call):
-    history = make_history(**call["history"])
+    dtype = call["history"]["dtype"]
+    history = make_history(**call["history"], queries=dtype)
     first, stop = call["first"], call["history"]["stop"]
     history.query = history.query.double()
     exact = prefill(reference.attend, history, first, stop, **call["rule"])
-    history.query = history.query.to(history.key.dtype)
-    bound = BOUNDS[history.key.dtype]
+    history.query = history.query.to(dtype)
+    bound = BOUNDS[dtype]
 
     assert bound >= error_of(prefill(blocked.attend, history, first, stop, **call["rule"]), exact)
     assert bound >= error_of(prefill(physical.attend, history, first, stop, **call["rule"]), exact)
@@ -66,7 +67,8 @@ def test_both_orders_stay_within_the_bounds_of_float64(call):
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_the_bounds_hold_over_a_long_window(dtype):
-    history = make_history(2600, heads=2, groups=4, dims=(128, 128), dtype=dtype)
+    shape = {"heads": 2, "groups": 4, "dims": (128, 128)}
+    history = make_history(2600, **shape, dtype=dtype, queries=dtype)
     history.query = history.query.double()
     exact = decode(reference.attend, history, 2599, window=2048, rotation=551)
     history.query = history.query.to(dtype)
@@ -81,7 +83,7 @@ def test_one_key_alone_gives_its_value(order):
     history = make_history(3, heads=2)
     out = decode(order.attend, history, 2, window=1)
 
-    assert torch.equal(history.value[2].repeat_interleave(2, dim=0), out[0, 0])
+    assert torch.equal(history.value[2].float().repeat_interleave(2, dim=0), out[0, 0])
 
 
 @IN_EVERY_ORDER
@@ -196,7 +198,7 @@ def test_b19_a_window_of_one_is_the_query_itself(order):
     history = make_history(8)
     out = prefill(order.attend, history, 0, 8, window=1)
 
-    assert torch.equal(history.value.repeat_interleave(2, dim=1), out[0])
+    assert torch.equal(history.value.float().repeat_interleave(2, dim=1), out[0])
 
 
 def test_b20_rows_older_than_the_window_are_out_of_reach_even_as_nan():
@@ -217,7 +219,7 @@ def test_b20_rows_older_than_the_window_are_out_of_reach_even_as_nan():
 BAD_CALLS = {
     "a query past the last key": {"first_query": 7},
     "a query before the first key": {"first_key": 5, "first_query": 4},
-    "a negative position": {"first_key": -1},
+    "a negative position": {"first_key": -1, "first_query": 5},
     "no key at all": {"runs": []},
     "a key without a value": {"key": torch.zeros(1, 1, 1, 16)},
     "a value without a key": {"value": torch.zeros(1, 1, 1, 16)},

@@ -104,16 +104,24 @@ def test_a_stored_chunk_and_one_beside_the_rows_give_the_same_bits():
     assert same_bits(beside, stored)
 
 
-@pytest.mark.parametrize("window", [None, 9000])
-def test_spans_of_blocks_close_at_absolute_positions(window):
-    # one span is 8,192 positions
-    history = make_history(8210, dims=(8, 8))
-    assert blocks.SPAN * 256 == 8192
-    whole = prefill(blocked.attend, history, 8180, 8210, window=window)
-    for position in (8180, 8191, 8192, 8193, 8209):
-        alone = decode(blocked.attend, history, position, window=window, rotation=position)
+def test_spans_of_blocks_close_at_absolute_positions():
+    # a span is 8,192 positions; the chunk's first query sees a block that later ones do not
+    assert 8192 == blocks.SPAN * 256
+    history = make_history(8560, dims=(8, 8))
+    whole = prefill(blocked.attend, history, 8100, 8560, window=8200)
+    for position in (8191, 8192, 8193, 8467, 8559):
+        alone = decode(blocked.attend, history, position, window=8200, rotation=position)
 
-        assert same_bits(alone[:, 0], whole[:, position - 8180])
+        assert same_bits(alone[:, 0], whole[:, position - 8100])
+
+
+def test_a_query_that_sees_nothing_of_a_span_needs_no_second_look():
+    history = make_history(8230, first=8100)
+    with mock.patch.object(blocks, "_attended", wraps=blocks._attended) as computed:
+        out = prefill(blocked.attend, history, 8180, 8230, window=16)
+
+    assert 1 == computed.call_count
+    assert same_bits(decoded(history, 8180, 8230, window=16), out)
 
 
 SHAPES = [
@@ -199,17 +207,25 @@ def test_what_a_query_does_not_see_may_be_infinite_or_nan(part, bad):
     assert torch.equal(alone.isfinite(), whole.isfinite())
 
 
-def test_a_query_without_a_tile_mate_before_it_keeps_the_sign_of_zero():
-    # weights vanish beside the first key's, so that products round to -0.0
-    history = make_history(20, groups=1, dtype=torch.float32)
-    history.value[:] = -1e-44
-    history.value[0] = 0.0
+def test_a_zero_has_no_sign_that_could_tell_what_was_added_to_it():
+    history = make_history(3, groups=1, dtype=torch.float32)
     history.key[:] = 0.0
-    history.key[0], history.query[:] = 1.0, 30.0
-    whole = prefill(blocked.attend, history, 0, 20, window=None)
+    history.value[:] = 0.0
+    # a third of the smallest number there is
+    history.value[1] = -(2.0**-149)
+    out = decode(blocked.attend, history, 2, window=None)
 
-    assert same_bits(decoded(history, 0, 20, window=None), whole)
-    assert not whole.signbit().any()
+    assert torch.all(out == 0)
+    assert not out.signbit().any()
+
+
+@pytest.mark.parametrize("dims", [(5, 7), (1, 3), (16, 16)])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_every_tile_lies_on_a_whole_cache_line(dims, heads):
+    grid = blocks.grid_of(heads, heads)
+    rows = blocks._tiled(torch.randn(40, heads, dims[0]), 0, 5, grid)
+
+    assert [0] * 5 == [tile.data_ptr() % 64 for tile in rows]
 
 
 @pytest.mark.parametrize("window", [4, 32, 300])
