@@ -111,8 +111,6 @@ class Chart:
         self.settle()
         if self.running.marked != self.seen:
             self.running.mark(self.seen)
-        elif self.running.changed():
-            self.running.restore()
 
     def begin_layer(self, layer: int) -> None:
         """A layer that is not the store's begins; a call may begin with it unannounced."""
@@ -146,7 +144,9 @@ class Chart:
                 was before the call.
         """
         if layer == self.owned[0]:
-            self.settle()
+            # layers before it may have begun the new call already: their states stay
+            if self.step is not None:
+                self._conclude(self.step)
             step = self._begin(key, position_ids, ids)
         else:
             step = self._ongoing(layer)
@@ -164,7 +164,7 @@ class Chart:
     def _ongoing(self, layer: int) -> Step:
         """The open step, for a layer that is not the first."""
         if self.step is not None and self.is_written:
-            self.settle()
+            self._conclude(self.step)
         step = self.step
         if step is None:
             missing = [each for each in self.owned if each < layer]
@@ -225,10 +225,14 @@ class Chart:
                 )
 
     def settle(self) -> None:
-        """Commit a step whose layers are all written; take back one whose call died."""
-        step = self.step
-        if step is None:
-            return
+        """End the last call: commit it when all its layers are written, else take it back."""
+        if self.step is not None:
+            self._conclude(self.step)
+        elif self._is_changed():
+            # a call died before its first row
+            self.running.restore()
+
+    def _conclude(self, step: Step) -> None:
         if not step.is_open:
             # its session was closed
             self.step = None
@@ -238,6 +242,10 @@ class Chart:
             self.last = self._last_after
         else:
             self.abort()
+
+    def _is_changed(self) -> bool:
+        """Whether states beside the store are ahead of the tokens seen."""
+        return bool(self.running) and self.running.marked == self.seen and self.running.changed()
 
     def abort(self) -> None:
         """Take an open step back, as if its call had never been."""
