@@ -96,6 +96,7 @@ def _tried(case: Decode, choices: Iterable[tuple[int, ...]]) -> dict[str, float]
             block=block,
             split=split,
             num_splits=lanes,
+            used=2047 // number + 2 if case.window else lanes,
             num_warps=warps,
             num_stages=stages,
             dims=dims,

@@ -48,13 +48,13 @@ REAL = Shape(
 )
 SMALL = Shape(
     device="cpu",
-    window=64,
+    window=160,
     kv_heads=2,
     group=2,
     head_dim=16,
     value_dim=16,
-    positions=(0, 33, 64, 129),
-    rotations=(1, 33, 63),
+    positions=(0, 33, 160, 321),
+    rotations=(1, 33, 159),
     chunk=70,
 )
 

@@ -109,6 +109,40 @@ def test_the_bits_do_not_depend_on_how_many_programs_share_a_sequence(shape: Sha
             assert same_bits(outs[0], outs[2])
 
 
+def test_a_short_window_is_walked_whole_with_the_same_bits_everywhere(shape: Shape):
+    from kvplane.attention.triton_blocked import decode_batch, plane_bases
+    from kvplane.attention.triton_cursors import cursor_table
+
+    some = shape.but(window=100)
+    rows = history(some, 232)
+    for position in (0, 99, 100, 231):
+        token = token_at(rows, position)
+        outs, planes, cursors = [], [], []
+        for layout in Layout:
+            for rotation in (None, 1, 77):
+                plane, cursor = placed(
+                    some, rows[1:], position, capacity=100, rotation=rotation, layout=layout
+                )
+                outs.append(decode(some, plane, cursor, token))
+                row = cursor.copy().append(position)
+                assert same_bits(token[2], plane.value[:, row : row + 1])
+                if layout is Layout.HEAD_MAJOR:
+                    planes.append(plane)
+                    cursors.append(cursor)
+        together = decode_batch(
+            planes,
+            cursor_table(cursors, some.device),
+            *(part.repeat(3, 1, 1, 1) for part in token),
+            bases=plane_bases(planes),
+            window=100,
+            scale=some.scale,
+        )
+
+        assert error_of(outs[0], expected(some, rows, position)) < ERRORS[some.dtype]
+        assert same_bits(outs[0].repeat(3, 1, 1, 1), together)
+        assert [] == [out for out in outs[1:] if not same_bits(outs[0], out)]
+
+
 def test_a_sessions_bits_do_not_depend_on_its_neighbours(shape: Shape):
     from kvplane.attention.triton_blocked import decode_batch, plane_bases
     from kvplane.attention.triton_cursors import cursor_table

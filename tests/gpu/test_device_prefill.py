@@ -98,11 +98,11 @@ def test_a_query_of_many_has_the_same_bits_however_the_chunk_was_cut(shape: Shap
 
 
 def test_a_query_of_a_few_has_the_same_bits_however_few_they_are(shape: Shape):
-    count = 11
+    count = 7
     rows = history(shape, shape.window + 3 + count)
     for window in (shape.window, None):
         outs = []
-        for cuts in ((count,), (2, 9), (3, 2, 2, 4)):
+        for cuts in ((count,), (2, 5), (3, 2, 2)):
             first = shape.window + 3
             plane, cursor = placed(
                 shape, rows[1:], first, capacity=window or first + count, rotation=window and 1

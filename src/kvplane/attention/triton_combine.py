@@ -47,6 +47,7 @@ def combine(
     SPLIT: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     GRAIN: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     DEVICE_CURSOR: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PHYSICAL: tl.constexpr,
@@ -57,9 +58,8 @@ def combine(
     Grid (tokens * chunks of DIMS, heads, sequences).
     """
     CHUNKS: tl.constexpr = (VALUE_DIM + DIMS - 1) // DIMS
-    PROGRAMS: tl.constexpr = NUM_SPLITS // GRAIN
     LANES: tl.constexpr = NUM_SPLITS // 16
-    PER_LANE: tl.constexpr = PROGRAMS // LANES
+    PER_LANE: tl.constexpr = 16 // GRAIN
     token = tl.program_id(0) // CHUNKS
     value_dim = (tl.program_id(0) - token * CHUNKS) * DIMS + tl.arange(0, DIMS)
     inside = value_dim < VALUE_DIM

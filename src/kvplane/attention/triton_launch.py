@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvplane.attention.triton_combine import combine
 from kvplane.attention.triton_splits import attend_splits
-from kvplane.attention.triton_table import Sizes, grain_of, sizes_of
+from kvplane.attention.triton_table import WHOLE, Sizes, grain_of, sizes_of
 from kvplane.attention.triton_tiles import attend_tiles
 from kvplane.errors import ArgumentError
 from kvplane.kernels.vectorized import RowPlane
@@ -89,7 +89,7 @@ def run(
         head_dim=max(dim, value_dim),
         dtype=plane.key.dtype,
         # in buffer order every row of the plane is walked
-        window=plane.key.shape[1] if call.physical and rule.window else rule.window,
+        window=max(plane.key.shape[1], WHOLE + 1) if call.physical and rule.window else rule.window,
     )
     group_pad = triton.next_power_of_2(group)
     rows = max(16, sizes.tokens * group_pad)
@@ -103,6 +103,7 @@ def run(
     if key is not None and value is not None:
         chunk_key, chunk_value = _dense(key), _dense(value)
     sinks = query if rule.sinks is None else rule.sinks
+    bases = query if call.bases is None else call.bases
     cursors, numbers = query, (0, 0, 0, 0)
     if isinstance(cursor, Tensor):
         cursors = cursor
@@ -129,6 +130,8 @@ def run(
         "BLOCK": sizes.block,
         "HAS_CHUNK": key is not None,
         "ALIGNED": all(_aligned(rows) for rows in sources[1:]),
+        "STORES": call.stores,
+        "DEVICE_BASES": call.bases is not None,
         "HAS_SOFTCAP": rule.softcap is not None,
         "PRECISION": "ieee" if plane.key.dtype is torch.float32 else "tf32",
         "INTERPRETED": INTERPRETED,
@@ -140,6 +143,7 @@ def run(
             *sources,
             out,
             sinks,
+            bases,
             *place,
             rule.scale,
             rule.softcap or 0.0,
@@ -150,7 +154,7 @@ def run(
         )
         return out
     grain = sizes.grain or grain_of(batch * kv_heads * tiles, sizes.used)
-    programs = sizes.num_splits // grain
+    programs = triton.cdiv(sizes.used, grain)
     early = sizes.early and launches_early(query.device)
     lead = (batch, kv_heads, tiles, programs, rows)
     sums = query.new_empty((*lead, value_pad), dtype=torch.float32)
@@ -160,6 +164,7 @@ def run(
         "SPLIT": sizes.split,
         "NUM_SPLITS": sizes.num_splits,
         "GRAIN": grain,
+        "PROGRAMS": programs,
         "PHYSICAL": call.physical,
         "EARLY": early,
     }
@@ -167,13 +172,11 @@ def run(
         *sources,
         sums,
         peaks,
-        query if call.bases is None else call.bases,
+        bases,
         *place,
         rule.scale,
         rule.softcap or 0.0,
         *strides,
-        STORES=call.stores,
-        DEVICE_BASES=call.bases is not None,
         **walk,
         **{name: size for name, size in shared.items() if name not in walk},
     )

@@ -18,7 +18,14 @@ batch: no bit does. Lane 0 is the first split that a tile's first query can see.
 import triton
 import triton.language as tl
 
-from kvplane.attention.triton_walk import block_added, cursor_of, merged, splits_of
+from kvplane.attention.triton_walk import (
+    block_added,
+    cursor_of,
+    merged,
+    plane_of,
+    row_stored,
+    splits_of,
+)
 
 
 @triton.jit
@@ -73,6 +80,7 @@ def attend_splits(
     SPLIT: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     GRAIN: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     ALIGNED: tl.constexpr,
     STORES: tl.constexpr,
@@ -86,12 +94,11 @@ def attend_splits(
 ):
     """Sums of one tile of queries over GRAIN splits.
 
-    Grid (tiles * NUM_SPLITS / GRAIN, kv heads, sequences). Rows are (token, head of the group).
+    Grid (tiles * PROGRAMS, kv heads, sequences). Rows are (token, head of the group).
     """
     if EARLY:
         # the combining kernel may be launched now; it waits for this one's memory by itself
         tl.extra.cuda.gdc_launch_dependents()
-    PROGRAMS: tl.constexpr = NUM_SPLITS // GRAIN  # noqa: N806
     tile = tl.program_id(0) // PROGRAMS
     program = tl.program_id(0) - tile * PROGRAMS
     head = tl.program_id(1).to(tl.int64)
@@ -143,19 +150,22 @@ def attend_splits(
         walk_stop = tl.minimum(begin + GRAIN * size, high)
     if walk_first >= walk_stop:
         return
-    if DEVICE_BASES:
-        kind = plane_key.dtype.element_ty
-        key_address = tl.multiple_of(tl.load(bases + sequence * 2), 16)
-        value_address = tl.multiple_of(tl.load(bases + sequence * 2 + 1), 16)
-        key_at = key_address.to(tl.pointer_type(kind))
-        value_at = value_address.to(tl.pointer_type(kind))
-    else:
-        key_at = plane_key + sequence * key_batch
-        value_at = plane_value + sequence * value_batch
-    key_at += head * key_head
-    value_at += head * value_head
-    chunk_key_at = chunk_key + sequence * chunk_key_batch + head * chunk_key_head
-    chunk_value_at = chunk_value + sequence * chunk_value_batch + head * chunk_value_head
+    plane = plane_of(
+        plane_key,
+        plane_value,
+        bases,
+        sequence,
+        head,
+        (key_batch, key_row, key_head, value_batch, value_row, value_head),
+        DEVICE_BASES,
+    )
+    chunk = (
+        chunk_key + sequence * chunk_key_batch + head * chunk_key_head,
+        chunk_value + sequence * chunk_value_batch + head * chunk_value_head,
+        chunk_key_token,
+        chunk_value_token,
+        first_query,
+    )
     new_position = first_query + num_tokens - 1
     new_row = origin_row + (new_position - origin)
     new_row -= tl.where(new_row >= seam, seam, 0)
@@ -180,8 +190,8 @@ def attend_splits(
             (queries, query_place),
             (block_first, low if PHYSICAL else walk_first, high if PHYSICAL else walk_stop),
             offset,
-            (key_at, value_at, key_row, value_row),
-            (chunk_key_at, chunk_value_at, chunk_key_token, chunk_value_token, first_query),
+            plane,
+            chunk,
             (origin, origin_row, seam, new_row, new_position),
             (scale, softcap),
             WINDOW,
@@ -227,11 +237,7 @@ def attend_splits(
         if PHYSICAL:
             mine = (new_row >= walk_first) & (new_row < walk_stop)
         if mine:
-            kept = tl.load(chunk_key_at + dim, mask=dim < DIM)
-            tl.store(key_at + new_row * key_row + dim, kept, mask=dim < DIM)
-            width = tl.arange(0, VALUE_DIM_PAD)
-            kept = tl.load(chunk_value_at + width, mask=width < VALUE_DIM)
-            tl.store(value_at + new_row * value_row + width, kept, mask=width < VALUE_DIM)
+            row_stored(plane, chunk, new_row, DIM, DIM_PAD, VALUE_DIM, VALUE_DIM_PAD)
 
     tiles = tl.num_programs(0) // PROGRAMS
     at = (sequence * tl.num_programs(1) + head) * tiles + tile

@@ -14,6 +14,10 @@ TABLE = 1
 
 # more queries than this walk their keys without splits
 FEW = 64
+# bytes of a row of one head from which on fewer rows are held at once
+WIDE = 256
+# one query over a window no longer than this walks it in one program: a second launch costs more
+WHOLE = 128
 # programs that fill a device: two on each of an H200's 132 multiprocessors, but for a few
 ENOUGH = 256
 # of a decode over a full plane: splits grow with the position, in steps of `split`
@@ -56,6 +60,16 @@ def sizes_of(
     """For `count` queries of a sequence; one, few and many are three kinds of call."""
     if count > FEW:
         return prefill_sizes(group=group, head_dim=head_dim, dtype=dtype)
+    if count == 1 and window is not None and window <= WHOLE:
+        wide = head_dim * dtype.itemsize > WIDE
+        return Sizes(
+            tokens=1,
+            block=32 if wide else 64,
+            split=0,
+            num_splits=1,
+            num_warps=4,
+            num_stages=2 if wide else 3,
+        )
     # a program holds about 64 rows: some tokens of every head of the group
     tokens = 1 if count == 1 else max(1, min(16, 64 // triton.next_power_of_2(group)))
     return decode_sizes(tokens=tokens, group=group, head_dim=head_dim, dtype=dtype, window=window)
@@ -65,8 +79,8 @@ def decode_sizes(
     *, tokens: int, group: int, head_dim: int, dtype: torch.dtype, window: int | None
 ) -> Sizes:
     """For up to `tokens` queries of one sequence (a power of two), over keys in splits."""
-    wide = head_dim * dtype.itemsize > 256  # noqa: PLR2004 - bytes of a row: two would not fit
-    block = 32 if wide or window is not None else 64
+    wide = head_dim * dtype.itemsize > WIDE
+    block = 32 if wide else 64
     split, num_splits, used = block, FULL_SPLITS, FULL_SPLITS
     if window is not None:
         # about 64 splits of a long window; short ones get a block each
@@ -96,7 +110,7 @@ def grain_of(pairs: int, used: int) -> int:
 def prefill_sizes(*, group: int, head_dim: int, dtype: torch.dtype) -> Sizes:
     """For many queries, each tile over its keys in one walk."""
     padded = triton.next_power_of_2(group)
-    wide = head_dim * dtype.itemsize > 256  # noqa: PLR2004
+    wide = head_dim * dtype.itemsize > WIDE
     rows = 64 if dtype.itemsize > 2 else 128  # noqa: PLR2004
     return Sizes(
         tokens=max(1, rows // padded),

@@ -1,4 +1,4 @@
-"""The Triton kernel for many queries: a program walks all keys of its tile and writes the output.
+"""The Triton kernel for many queries, or a short window: one program walks a tile's keys.
 
     keys     | old window in the ring ............. | chunk ........ |
     tile                  low [ masked | every query sees it | masked ] high
@@ -8,12 +8,12 @@ Blocks that every query of the tile sees whole need no masks; the arithmetic is 
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 # ruff: noqa: N803, ANN001, ANN201 - sizes known at compile time are in capitals
-# ruff: noqa: PLR0915 - one kernel is one function
+# ruff: noqa: PLR0915, C901 - one kernel is one function
 
 import triton
 import triton.language as tl
 
-from kvplane.attention.triton_walk import LOG2_E, block_added, cursor_of
+from kvplane.attention.triton_walk import LOG2_E, block_added, cursor_of, plane_of, row_stored
 
 
 @triton.jit(do_not_specialize=["first_query", "num_tokens", "first_key", "origin_row", "seam"])
@@ -25,6 +25,7 @@ def attend_tiles(
     plane_value,
     out,
     sinks,
+    bases,
     cursors,
     first_query,
     num_tokens,
@@ -63,7 +64,9 @@ def attend_tiles(
     BLOCK: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    STORES: tl.constexpr,
     DEVICE_CURSOR: tl.constexpr,
+    DEVICE_BASES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -95,11 +98,14 @@ def attend_tiles(
         query_at[:, None] + dim[None, :], mask=real[:, None] & (dim < DIM)[None, :], other=0.0
     )
     queries = queries.to(plane_key.dtype.element_ty)
-    plane = (
-        plane_key + sequence * key_batch + head * key_head,
-        plane_value + sequence * value_batch + head * value_head,
-        key_row,
-        value_row,
+    plane = plane_of(
+        plane_key,
+        plane_value,
+        bases,
+        sequence,
+        head,
+        (key_batch, key_row, key_head, value_batch, value_row, value_head),
+        DEVICE_BASES,
     )
     chunk = (
         chunk_key + sequence * chunk_key_batch + head * chunk_key_head,
@@ -113,6 +119,10 @@ def attend_tiles(
         seen_first = tl.maximum(low, high - WINDOW)
     bare_first = tl.minimum(((seen_first + BLOCK - 1) // BLOCK) * BLOCK, high)
     bare_stop = tl.maximum(((first + 1) // BLOCK) * BLOCK, bare_first)
+    if TOKENS == 1:
+        # one short loop with masks is sooner done than three
+        bare_first = high
+        bare_stop = high
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     z = tl.zeros((ROWS,), tl.float32)
     o = tl.zeros((ROWS, VALUE_DIM_PAD), tl.float32)
@@ -152,6 +162,11 @@ def attend_tiles(
                 PRECISION,
                 INTERPRETED,
             )
+    if STORES:
+        # one query, whose own row is read from the chunk
+        row = origin_row + (first_query - origin)
+        row -= tl.where(row >= seam, seam, 0)
+        row_stored(plane, chunk, row, DIM, DIM_PAD, VALUE_DIM, VALUE_DIM_PAD)
     if HAS_SINKS:
         sink = tl.load(sinks + head * GROUP + member, mask=real, other=0.0)
         sink = sink.to(tl.float32) * LOG2_E

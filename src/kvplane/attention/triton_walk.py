@@ -49,6 +49,49 @@ def splits_of(tile_first, tile_stop, WINDOW: tl.constexpr, SPLIT: tl.constexpr, 
 
 
 @triton.jit
+def plane_of(
+    plane_key,
+    plane_value,
+    bases,
+    sequence,
+    head,
+    strides,
+    DEVICE: tl.constexpr,
+):
+    """Pointers to a head's keys and values in one sequence's plane, and the strides of a row."""
+    key_batch, key_row, key_head, value_batch, value_row, value_head = strides
+    if DEVICE:
+        kind = plane_key.dtype.element_ty
+        key_address = tl.multiple_of(tl.load(bases + sequence * 2), 16)
+        value_address = tl.multiple_of(tl.load(bases + sequence * 2 + 1), 16)
+        key_at = key_address.to(tl.pointer_type(kind))
+        value_at = value_address.to(tl.pointer_type(kind))
+    else:
+        key_at = plane_key + sequence * key_batch
+        value_at = plane_value + sequence * value_batch
+    return key_at + head * key_head, value_at + head * value_head, key_row, value_row
+
+
+@triton.jit
+def row_stored(
+    plane,
+    chunk,
+    row,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_DIM_PAD: tl.constexpr,
+):
+    """Copy the chunk's first token into a row of the plane."""
+    dim = tl.arange(0, DIM_PAD)
+    value_dim = tl.arange(0, VALUE_DIM_PAD)
+    kept = tl.load(chunk[0] + dim, mask=dim < DIM)
+    tl.store(plane[0] + row * plane[2] + dim, kept, mask=dim < DIM)
+    kept = tl.load(chunk[1] + value_dim, mask=value_dim < VALUE_DIM)
+    tl.store(plane[1] + row * plane[3] + value_dim, kept, mask=value_dim < VALUE_DIM)
+
+
+@triton.jit
 def merged(m, z, o, more_m, more_z, more_o):
     """Two sums as one; nothing seen is neutral."""
     top = tl.maximum(m, more_m)
