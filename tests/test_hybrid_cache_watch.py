@@ -9,7 +9,13 @@ import pytest
 import torch
 
 import zoo
-from kvplane.errors import ArgumentError, CacheDiscontinuity, PositionError, WindowLost
+from kvplane.errors import (
+    ArgumentError,
+    CacheDiscontinuity,
+    ContextFull,
+    PositionError,
+    WindowLost,
+)
 from kvplane.integrations.transformers import HybridCache
 from zoo import modes
 
@@ -78,6 +84,22 @@ def test_embeddings_make_a_text_unknown_and_a_reset_known_again():
 
     cache.reset()
     modes.call(model, cache, ids)
+
+    assert ids[0].tolist() == cache.tokens
+
+
+def test_embeddings_that_are_not_kept_leave_the_text_known():
+    model = zoo.build("cohere2")
+    cache = HybridCache(model, max_context=12)
+    ids = zoo.text(9)
+    modes.call(model, cache, ids)
+    rows = model.get_input_embeddings()(ids).detach()
+    with torch.no_grad():
+        with pytest.raises(ContextFull):
+            model(inputs_embeds=rows, **{modes.keyword(model): cache})
+        assert ids[0].tolist() == cache.tokens
+        model(inputs_embeds=rows[:, :2], **{modes.keyword(model): cache})
+    cache.crop(-2)
 
     assert ids[0].tolist() == cache.tokens
 

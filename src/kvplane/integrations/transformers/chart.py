@@ -71,6 +71,7 @@ class Chart:
         self.wished: set[int] = set()
         self._opened = opened
         self._partial = False
+        self._forgotten: list[list[int]] | None = None
         self.batched = False
         self._shortest = 0
         self._last_after: list[positions.Last] | None = None
@@ -182,24 +183,38 @@ class Chart:
         after = positions.followed(
             self.last, position_ids, num_tokens, padding=session.batch is not None
         )
-        tokens: Tensor | int = num_tokens
-        if session.ids is not None:
-            if ids is None or ids.shape[-1] != num_tokens or len(ids) != session.num_sequences:
-                # embeddings and the like: from here on nobody knows what was said
-                session.ids = None
-            else:
-                tokens = ids if session.batch is not None else ids[0]
+        tokens = self._tokens(session, num_tokens, ids)
         first = session.position
         capture = [cut for cut in self.wished if first < cut <= first + num_tokens]
         if self.running and self.running.marked != session.position:
             self._mark_if_first(session.position)
         # a part of it may be kept: free, unless the step is longer than a ring
         partial = self.recording or num_tokens <= self._shortest
-        step = session.step(tokens, speculative=partial, capture=capture)
-        self.step = step.__enter__()
+        try:
+            step = session.step(tokens, speculative=partial, capture=capture)
+            self.step = step.__enter__()
+        except BaseException:
+            self._recall()
+            raise
         self._partial = partial
         self._last_after = after
         return step
+
+    def _tokens(self, session: Session, num_tokens: int, ids: Tensor | None) -> Tensor | int:
+        """What a step is given: ids while the session remembers them, else how many."""
+        if session.ids is None:
+            return num_tokens
+        if ids is None or ids.shape[-1] != num_tokens or len(ids) != session.num_sequences:
+            # embeddings and the like: once they are kept, nobody knows what was said
+            self._forgotten, session.ids = session.ids, None
+            return num_tokens
+        return ids if self.batched else ids[0]
+
+    def _recall(self) -> None:
+        """The call that made the text unknown is not kept: it is known again."""
+        forgotten, self._forgotten = self._forgotten, None
+        if forgotten is not None and self.session is not None:
+            self.session.ids = forgotten
 
     def _mark_if_first(self, position: int) -> None:
         """Keep the other layers' states when this call cannot have changed them yet."""
@@ -239,6 +254,7 @@ class Chart:
         elif self.is_written:
             step.commit()
             self.step = None
+            self._forgotten = None
             self.last = self._last_after
         else:
             self.abort()
@@ -258,6 +274,7 @@ class Chart:
         step, self.step = self.step, None
         if step is not None:
             step.abort()
+            self._recall()
 
     def take_back(self, count: int) -> None:
         """Forget the last `count` tokens seen, in all layers or in none.
@@ -285,6 +302,7 @@ class Chart:
                 self.running.check_croppable(target)
                 step.commit(num_tokens - count)
                 self.step = None
+                self._forgotten = None
                 self.last = positions.rewound(self._last_after, count)
                 self.running.crop(-count)
                 return
