@@ -59,11 +59,13 @@ def test_a_known_models_dict_gets_its_class_defaults():
 
 
 def test_reading_a_dict_changes_nothing_in_it():
-    text = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
-    before = json.dumps(text)
-    ModelGeometry.from_config(text)
+    # the class completes what it is given in place
+    parameters = {kind: {"rope_type": "default"} for kind in (S, F)}
+    config = {"model_type": "gemma3_text", "rope_parameters": parameters}
+    before = json.dumps(config)
+    ModelGeometry.from_config(config)
 
-    assert before == json.dumps(text)
+    assert before == json.dumps(config)
 
 
 def test_without_transformers_a_known_models_dict_is_read_as_it_stands(monkeypatch):
@@ -94,6 +96,16 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content):
         ModelGeometry.from_config(path)
 
     assert ("config", str(path)) == (refused.value.field, refused.value.value)
+    assert refused.value.reason.startswith(("cannot be read: ", "is not a JSON object"))
+
+
+def test_a_list_is_no_configuration(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[1]")
+    with pytest.raises(GeometryError) as refused:
+        ModelGeometry.from_config(path)
+
+    assert "is not a JSON object" == refused.value.reason
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
@@ -105,8 +117,14 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(MAX_CONFIG_NBYTES + 1)
-    with pytest.raises(GeometryError, match=f"is larger than {MAX_CONFIG_NBYTES} bytes"):
+    with pytest.raises(GeometryError) as refused:
         ModelGeometry.from_config(path)
+
+    assert ("config", str(path), f"is larger than {MAX_CONFIG_NBYTES} bytes") == (
+        refused.value.field,
+        refused.value.value,
+        refused.value.reason,
+    )
 
 
 def test_a_file_of_the_largest_size_is_read(tmp_path):

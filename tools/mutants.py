@@ -69,10 +69,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of mutants' names; all when left out")
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS", "2")))
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     parser.add_argument("--report", action="store_true", help="only write the report again")
     arguments = parser.parse_args()
     if not arguments.report:
-        prepare()
+        if not arguments.resume:
+            prepare()
         run(arguments.names, arguments.jobs)
     mutants = found()
     if arguments.names:
@@ -107,7 +109,8 @@ def run(names: list[str], jobs: int) -> None:
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(command, cwd=WORK, check=False, stdout=file, stderr=subprocess.STDOUT)
     if done.returncode:
-        sys.exit(f"mutmut failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
+        said = log.read_text(encoding="utf-8")[-4000:]
+        sys.exit(f"mutmut failed with {done.returncode}:\n{said}")
 
 
 def found() -> list[Mutant]:
