@@ -2,7 +2,7 @@ import pytest
 import torch
 from gpu_cases import Shape, history, poisoned, same_bits
 
-from kvplane.errors import ArgumentError
+from kvplane.errors import ArgumentError, TensorMismatch
 from kvplane.plane import Layout
 from kvplane.ring import RingCursor
 
@@ -87,23 +87,25 @@ def test_copies_keep_every_bit_of_a_bfloat16(shape: Shape):
 
 
 def test_another_dtype_or_shape_is_refused_and_nothing_is_written(shape: Shape):
-    from kvplane.kernels.triton_rows import store_rows, store_runs
+    from kvplane.kernels.triton_rows import gather_rows, store_rows, store_runs
 
     _, key, value = history(shape, 4)
     plane = poisoned(shape, 8, Layout.TOKEN_MAJOR)
     rows = torch.arange(4, device=shape.device)
 
-    with pytest.raises(ArgumentError, match="key"):
+    with pytest.raises(TensorMismatch, match="key"):
         store_rows(plane, rows, key.double(), value)
-    with pytest.raises(ArgumentError, match="value"):
+    with pytest.raises(TensorMismatch, match="value"):
         store_rows(plane, rows, key, value[..., :-1])
-    with pytest.raises(ArgumentError, match="rows"):
+    with pytest.raises(TensorMismatch, match="key shape"):
         store_rows(plane, rows[:3], key, value)
-    with pytest.raises(ArgumentError, match="rows"):
+    with pytest.raises(TensorMismatch, match="rows"):
         store_rows(plane, rows.int(), key, value)
+    with pytest.raises(TensorMismatch, match="rows"):
+        gather_rows(plane, rows.int())
     with pytest.raises(ArgumentError, match="runs"):
         store_runs(plane, [range(3), range(5, 6)], key, value)
-    with pytest.raises(ArgumentError, match="runs"):
+    with pytest.raises(TensorMismatch, match="key shape"):
         store_runs(plane, [range(3)], key, value)
 
     assert bool(plane.key.isnan().all())

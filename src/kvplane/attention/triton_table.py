@@ -2,6 +2,7 @@
 
 A size that changes the order of summation (block, split, splits, tokens, warps) belongs to TABLE:
 a new choice for a shape is another table, and the table's number is part of a store's numerics.
+Table 1 was chosen on one H200 with `bench/gpu.py --tune`: docs/benchmarks/gpu_sizes.md.
 """
 
 from dataclasses import dataclass

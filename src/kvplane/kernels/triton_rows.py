@@ -17,21 +17,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvplane.errors import ArgumentError
-from kvplane.kernels.vectorized import RowPlane
+from kvplane.errors import ArgumentError, TensorMismatch
+from kvplane.kernels.checks import RowPlane, check_source
 
 TOKENS = 16
 
 
 def store_rows(plane: RowPlane, rows: Tensor, key: Tensor, value: Tensor) -> None:
-    """Copy or round `[batch, tokens, kv_head, dim]` into `rows`, int64 [tokens], distinct.
+    """Copy or round `[batch, tokens, kv_head, dim]` into `rows`, int64 [tokens].
+
+    The caller sees to it that rows are distinct and in the plane: a look would wait for the device.
 
     Raises:
-        ArgumentError: a dtype that is neither the plane's nor float32, or a shape that does not
-            fit. Nothing was written.
+        TensorMismatch: shape, dtype or device. Nothing was written.
     """
-    _check_rows(rows, key)
-    _check_source(plane, key, value)
+    _check_rows(plane, rows)
+    check_source(plane, rows.shape[0], key, value)
     _launch(plane, key, value, rows=rows, first_row=0, seam=0, stores=True)
 
 
@@ -39,19 +40,23 @@ def store_runs(plane: RowPlane, runs: Sequence[range], key: Tensor, value: Tenso
     """The same at consecutive rows, in at most two runs of which the second begins at row 0.
 
     Raises:
-        ArgumentError: as above, or other runs. Nothing was written.
+        TensorMismatch: as above. Nothing was written.
+        ArgumentError: other runs. Nothing was written.
     """
-    _check_source(plane, key, value)
     seam = seam_of(runs)
     held = sum(len(run) for run in runs)
-    if held != key.shape[1]:
-        raise ArgumentError(argument="runs", expected=f"{key.shape[1]} rows", got=held)
+    check_source(plane, held, key, value)
     if held:
         _launch(plane, key, value, rows=None, first_row=runs[0].start, seam=seam, stores=True)
 
 
 def gather_rows(plane: RowPlane, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Key and value of `rows`, int64 [tokens], as fresh `[batch, tokens, kv_head, dim]`."""
+    """Key and value of `rows`, int64 [tokens], as fresh `[batch, tokens, kv_head, dim]`.
+
+    Raises:
+        TensorMismatch: rows of another dtype, shape or device.
+    """
+    _check_rows(plane, rows)
     batch, _, heads, _ = plane.key.shape
     key, value = (
         part.new_empty((batch, rows.shape[0], heads, part.shape[-1]))
@@ -73,20 +78,12 @@ def seam_of(runs: Sequence[range]) -> int:
     raise ArgumentError(argument="runs", expected="one, or two with the second from 0", got=runs)
 
 
-def _check_rows(rows: Tensor, key: Tensor) -> None:
-    if rows.dtype is not torch.int64 or rows.shape != key.shape[1:2]:
-        expected = f"int64 [{key.shape[1]}]"
-        raise ArgumentError(argument="rows", expected=expected, got=(rows.dtype, rows.shape))
-
-
-def _check_source(plane: RowPlane, key: Tensor, value: Tensor) -> None:
-    for name, source, target in (("key", key, plane.key), ("value", value, plane.value)):
-        if source.dtype not in (target.dtype, torch.float32):
-            expected = f"{target.dtype} or torch.float32"
-            raise ArgumentError(argument=name, expected=expected, got=source.dtype)
-        wanted = (target.shape[0], key.shape[1], *target.shape[2:])
-        if source.shape != wanted:
-            raise ArgumentError(argument=name, expected=str(wanted), got=tuple(source.shape))
+def _check_rows(plane: RowPlane, rows: Tensor) -> None:
+    device = plane.key.device
+    if rows.dtype is not torch.int64 or rows.ndim != 1 or rows.device != device:
+        got = f"{rows.dtype} {list(rows.shape)} on {rows.device}"
+        expected = f"int64 [tokens] on {device}"
+        raise TensorMismatch(layer=None, what="rows", expected=expected, got=got)
 
 
 def _launch(
