@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from kvplane._version import __version__
 
+# a function with its module's name: bound here, before whoever imports the module binds that
+from kvplane.footprint import Footprint, footprint
+
 if TYPE_CHECKING:
     from kvplane.batch import BatchStep
     from kvplane.checkpoints import Checkpoint
     from kvplane.describe import Description, MemoryReport
-    from kvplane.footprint import Footprint, footprint
     from kvplane.geometry import LayerGeometry, LayerGroup, ModelGeometry, Rotary
     from kvplane.plane import Layout
     from kvplane.ring import RingCursor
@@ -32,7 +34,6 @@ _HOMES = {
     "BatchStep": "batch",
     "Checkpoint": "checkpoints",
     "Description": "describe",
-    "Footprint": "footprint",
     "KVStore": "store",
     "LayerGeometry": "geometry",
     "LayerGroup": "geometry",
@@ -45,7 +46,6 @@ _HOMES = {
     "Snapshot": "snapshot",
     "Step": "step",
     "View": "view",
-    "footprint": "footprint",
 }
 
 __all__ = [
