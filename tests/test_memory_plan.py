@@ -120,7 +120,11 @@ def test_forks_in_mapped_memory_share_the_full_pages():
         for layer in (1, 3):
             assert all(bool(key.all()) for key, _ in fork.spans(layer, 0, 2048))
 
-    assert alone + 4 * rings == pss_nbytes(session, *forks) == store.memory().pages_held
+    held = store.memory().pages_held
+
+    assert alone + 4 * rings == held
+    # a fifth of a page, in whole KiB
+    assert 0.995 < pss_nbytes(session, *forks) / held <= 1
 
 
 def test_a_reset_gives_the_pages_back(memory):
