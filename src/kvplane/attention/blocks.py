@@ -243,13 +243,15 @@ def _aligned(count: int, shape: tuple[int, int, int], like: Tensor) -> Tensor:
 def _tiled(query: Tensor, place: int, num_tiles: int, grid: Grid) -> Tensor:
     """Queries as float32 `[tiles, kv_heads, rows, dim]`, zeros around; the first at `place`."""
     num_tokens, num_heads, dim = query.shape
-    places = query.new_zeros((num_tiles * grid.size, num_heads, dim), dtype=torch.float32)
-    places[place : place + num_tokens] = query
-    by_tile = places.view(num_tiles, grid.size, grid.num_kv_heads, grid.groups, dim)
-    by_head = by_tile.permute(0, 2, 3, 1, 4).reshape(num_tiles, grid.num_kv_heads, grid.used, dim)
-    rows = _aligned(num_tiles, (grid.num_kv_heads, grid.rows, dim), query)
-    rows[:, :, : grid.used] = by_head
-    rows[:, :, grid.used :] = 0.0
+    num_places = num_tiles * grid.size
+    rows = _aligned(num_tiles, (grid.num_kv_heads, grid.rows, dim), query).zero_()
+    if num_tokens < num_places:
+        queries = query
+        query = queries.new_zeros((num_places, num_heads, dim))
+        query[place : place + num_tokens] = queries
+    shape = (num_tiles, grid.num_kv_heads, grid.groups, grid.size, dim)
+    by_token = rows[:, :, : grid.used].view(shape).permute(0, 3, 1, 2, 4)
+    by_token.copy_(query.reshape(by_token.shape))
     return rows
 
 
