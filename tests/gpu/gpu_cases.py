@@ -68,7 +68,11 @@ class Rows:
 
 
 def history(shape: Shape, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of positions [0, count): the same numbers on every device."""
+    """Query, key and value of positions [0, count): the same numbers on every device.
+
+    Queries have the planes' values in float32, so that outputs are float32 too: rounded to 16 bits
+    they would hide most differences.
+    """
     random = torch.Generator().manual_seed(seed)
     outs = []
     for heads, dim in (
@@ -78,6 +82,7 @@ def history(shape: Shape, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Te
     ):
         rows = torch.randn(shape.batch, count, heads, dim, generator=random)
         outs.append(rows.to(shape.dtype).to(shape.device))
+    outs[0] = outs[0].float()
     return outs[0], outs[1], outs[2]
 
 
