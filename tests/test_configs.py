@@ -43,6 +43,15 @@ def test_a_composite_of_transformers_is_asked_for_its_decoder():
     assert ModelGeometry.from_config(whole.text_config) == ModelGeometry.from_config(whole)
 
 
+def test_an_object_that_knows_its_decoder_is_asked_for_it():
+    class Whole:
+        def get_text_config(self, *, decoder):
+            assert decoder is True
+            return SimpleNamespace(**PLAIN)
+
+    assert read() == ModelGeometry.from_config(Whole())
+
+
 def test_a_known_models_dict_gets_its_class_defaults():
     # what the released gemma-3-4b-it says of its text part: neither layer types nor heads
     text = {

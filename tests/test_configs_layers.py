@@ -3,7 +3,7 @@ from transformers import CONFIG_MAPPING
 
 from kvplane.configs.layers import REFUSED, ROWLESS
 from kvplane.errors import GeometryError
-from kvplane.geometry import ModelGeometry, Rotary
+from kvplane.geometry import LayerGeometry, ModelGeometry, Rotary
 from plain_config import MISSING, F, S, kinds, read, refusal
 
 
@@ -24,6 +24,7 @@ def test_a_layer_without_rows_keeps_its_name(name):
     geometry = read(layer_types=[S, name, name, F])
 
     assert [S, name, name, F] == kinds(geometry)
+    assert LayerGeometry(kind=name) == geometry.layers[1] == geometry.layers[2]
     assert [(0,), (3,)] == [group.layers for group in geometry.groups]
 
 
@@ -53,10 +54,10 @@ def test_as_many_kinds_as_layers(count):
 
 @pytest.mark.parametrize("kinds", ["full_attention", {"0": F}, 4])
 def test_kinds_are_a_list(kinds):
-    assert ("layer_types", "must be a list") == (
-        refusal(layer_types=kinds).field,
-        refusal(layer_types=kinds).reason,
-    )
+    refused = refusal(layer_types=kinds)
+
+    assert ("layer_types", kinds) == (refused.field, refused.value)
+    assert "must be a list" == refused.reason
 
 
 def test_a_known_models_lists_are_checked_before_transformers_sees_them():
@@ -75,7 +76,9 @@ def test_what_transformers_itself_refuses_is_a_geometry_error():
         known("gemma3_text", hidden_size="many")
 
     assert ("config", "gemma3_text") == (refused.value.field, refused.value.value)
-    assert refused.value.reason.startswith("transformers refuses it: ")
+    assert refused.value.reason.startswith(
+        "transformers refuses it: Validation error for field 'hidden_size': "
+    )
     assert "\n" not in refused.value.reason
 
 
@@ -177,7 +180,10 @@ def test_more_layers_than_any_model_has_are_refused_before_anything_is_made():
 
         assert refused.field in ("num_hidden_layers", "layer_types")
     assert 1024 == len(read(num_hidden_layers=1024, layer_types=MISSING).layers)
-    assert "num_hidden_layers" == refusal(num_hidden_layers=1025, layer_types=MISSING).field
+    refused = refusal(num_hidden_layers=1025, layer_types=MISSING)
+
+    assert ("num_hidden_layers", 1025) == (refused.field, refused.value)
+    assert "must be at most 1024" == refused.reason
 
 
 def test_without_kv_heads_every_head_has_its_own():
@@ -314,15 +320,21 @@ def test_layers_that_share_nobodys_rows_are_refused():
 
     assert ("num_kv_shared_layers", 1) == (refused.field, refused.value)
     assert "layer 3 shares the keys of no earlier full_attention layer" == refused.reason
-    assert "num_kv_shared_layers" == refusal(num_kv_shared_layers=4).field
+    refused = refusal(num_kv_shared_layers=4)
+
+    assert "layer 0 shares the keys of no earlier sliding_attention layer" == refused.reason
 
 
 @pytest.mark.parametrize("number", [-1, 5, 1.0, "1", True])
 def test_an_impossible_number_of_shared_layers_is_refused(number):
     refused = refusal(num_kv_shared_layers=number)
 
-    assert ("num_kv_shared_layers", "must be within [0, 4]") == (refused.field, refused.reason)
+    assert ("num_kv_shared_layers", number) == (refused.field, refused.value)
+    assert "must be within [0, 4]" == refused.reason
 
 
 def test_a_list_of_modes_of_another_length_is_refused():
-    assert "kv_sharing_modes" == refusal(kv_sharing_modes=[None]).field
+    refused = refusal(kv_sharing_modes=[None])
+
+    assert ("kv_sharing_modes", [None]) == (refused.field, refused.value)
+    assert "has 1 entries, num_hidden_layers is 4" == refused.reason

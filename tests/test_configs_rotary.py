@@ -24,15 +24,16 @@ def test_a_theta_of_0_leaves_a_layer_unrotated():
 
 @pytest.mark.parametrize("model_type", ["granite_swa", "granitemoe_swa"])
 def test_granite_takes_its_thetas_from_the_list(model_type):
-    thetas = [1e4, 2e4, 3e4, 0]
-    found = rotaries(model_type=model_type, layer_rope_theta=thetas, **GRANITE)
+    config = SimpleNamespace(**changed(model_type=model_type))
 
-    assert [1e4, 2e4, 3e4] == [rotary.base for rotary in found[:3]]
-    assert found[3] is None
-    assert [10_000.0] * 4 == [rotary.base for rotary in rotaries(model_type=model_type, **GRANITE)]
+    assert [10_000.0] * 4 == [
+        layer.rotary.base for layer in ModelGeometry.from_config(config).layers
+    ]
+    config.layer_rope_theta = [1e4, 2e4, 3e4, 0]
+    *first, last = ModelGeometry.from_config(config).layers
 
-
-GRANITE = {"hidden_size": 64, "num_experts_per_tok": 2, "num_local_experts": 4}
+    assert [1e4, 2e4, 3e4] == [layer.rotary.base for layer in first]
+    assert last.rotary is None
 
 
 def test_the_list_of_unrotated_layers_has_zeros_for_them():
@@ -48,6 +49,7 @@ def test_a_list_that_is_none_or_too_short_is_refused(name, values):
     refused = refusal(**{name: values})
 
     assert (name, values) == (refused.field, refused.value)
+    assert refused.reason in ("says nothing of 3", "says nothing of 0")
 
 
 def test_a_longer_list_has_the_layers_that_predict_further_tokens():
@@ -130,6 +132,7 @@ def test_an_impossible_rotary_number_is_refused_by_its_name(name, number):
     refused = refusal(rope_parameters={"rope_theta": 10_000.0, name: number})
 
     assert (name, "must be a number above 0") == (refused.field, refused.reason)
+    assert number is refused.value
 
 
 def test_rotary_parameters_without_a_theta_are_refused():

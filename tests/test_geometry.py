@@ -153,7 +153,8 @@ def test_an_impossible_size_is_refused_by_its_name(name, size):
         model(full(), full(**{name: size}))
 
     assert f"layers[1].{name}" == refused.value.field
-    assert size is refused.value.value or size == refused.value.value
+    assert "must be a whole number within [1, 1048576)" == refused.value.reason
+    assert size is refused.value.value
 
 
 def test_the_largest_size_is_one_below_the_limit():
@@ -174,6 +175,7 @@ def test_a_window_goes_with_sliding_layers_and_no_others():
             model(layer)
 
         assert "layers[0].sliding_window" == refused.value.field
+        assert layer.sliding_window is refused.value.value
 
 
 @pytest.mark.parametrize("facts", [{"num_kv_heads": 2}, {"sliding_window": 8}])
@@ -182,6 +184,7 @@ def test_a_layer_without_attention_has_neither_heads_nor_a_window(facts):
         model(LayerGeometry(kind="mamba", **facts))
 
     assert "layers[0].num_kv_heads" == refused.value.field
+    assert facts.get("num_kv_heads", 0) == refused.value.value
 
 
 @pytest.mark.parametrize("kind", ["sliding", "dummy", "", None, ["conv"], "chunked_attention"])
@@ -221,8 +224,11 @@ def test_rows_are_shared_with_a_layer_of_the_same_kind():
 
 @pytest.mark.parametrize("dtype", ["int8", "f16", "torch.float16", None])
 def test_rows_are_kept_in_a_dtype_that_is_known(dtype):
-    with pytest.raises(GeometryError, match=r"dtype = .*must be one of \['bfloat16', 'float16'"):
+    with pytest.raises(GeometryError) as refused:
         model(full(), dtype=dtype)
+
+    assert ("dtype", dtype) == (refused.value.field, refused.value.value)
+    assert "must be one of ['bfloat16', 'float16', 'float32']" == refused.value.reason
 
 
 def test_a_model_has_layers_and_not_too_many():
@@ -240,28 +246,39 @@ def test_layers_may_be_given_as_any_sequence():
 # rotation
 
 
+NUMBER = "must be a finite number above 0"
+EVEN = "must be an even number within [2, 1048576)"
+PAIRS = "must be one of ('half', 'interleaved')"
+
+
 @pytest.mark.parametrize(
-    ("facts", "field"),
+    ("facts", "field", "reason"),
     [
-        ({"base": 0.0}, "rotary.base"),
-        ({"base": -1.0}, "rotary.base"),
-        ({"base": float("nan")}, "rotary.base"),
-        ({"base": float("inf")}, "rotary.base"),
-        ({"base": True}, "rotary.base"),
-        ({"base": "1"}, "rotary.base"),
-        ({"dim": 2.0}, "rotary.dim"),
-        ({"dim": 0}, "rotary.dim"),
-        ({"dim": -2}, "rotary.dim"),
-        ({"dim": 3}, "rotary.dim"),
-        ({"convention": "full"}, "rotary.convention"),
+        ({"base": 0.0}, "rotary.base", NUMBER),
+        ({"base": -1.0}, "rotary.base", NUMBER),
+        ({"base": float("nan")}, "rotary.base", NUMBER),
+        ({"base": float("inf")}, "rotary.base", NUMBER),
+        ({"base": True}, "rotary.base", NUMBER),
+        ({"base": "1"}, "rotary.base", NUMBER),
+        ({"dim": 2.0}, "rotary.dim", EVEN),
+        ({"dim": 0}, "rotary.dim", EVEN),
+        ({"dim": -2}, "rotary.dim", EVEN),
+        ({"dim": 3}, "rotary.dim", EVEN),
+        ({"dim": MAX_SIZE}, "rotary.dim", EVEN),
+        ({"convention": "full"}, "rotary.convention", PAIRS),
     ],
 )
-def test_an_impossible_rotation_is_refused_by_its_field(facts, field):
+def test_an_impossible_rotation_is_refused_by_its_field(facts, field, reason):
     with pytest.raises(GeometryError) as refused:
         Rotary(**({"base": 10_000.0, "dim": 16} | facts))
 
-    assert field == refused.value.field
+    assert (field, reason) == (refused.value.field, refused.value.reason)
     assert next(iter(facts.values())) is refused.value.value
+
+
+@pytest.mark.parametrize("dim", [2, 4, 6, MAX_SIZE - 2])
+def test_any_even_number_of_elements_may_be_rotated(dim):
+    assert dim == Rotary(base=1, dim=dim).dim
 
 
 def test_a_rotation_is_of_halves_and_unscaled_unless_said():
@@ -351,6 +368,14 @@ def test_every_row_of_a_model_is_in_exactly_one_group(geometry):
 def test_facts_that_are_no_geometry_are_refused(broken):
     with pytest.raises(GeometryError):
         ModelGeometry.from_dict(broken)
+
+
+def test_facts_that_lack_something_say_what():
+    with pytest.raises(GeometryError) as refused:
+        ModelGeometry.from_dict({"dtype": "float16"})
+
+    assert ("geometry", {"dtype": "float16"}) == (refused.value.field, refused.value.value)
+    assert "lacks 'layers'" == refused.value.reason
 
 
 def test_the_scaling_of_a_rotation_is_written_as_an_object_of_lists():

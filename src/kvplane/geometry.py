@@ -48,8 +48,9 @@ class Rotary:
         if type(self.base) not in (int, float) or not 0 < self.base < inf:
             reason = "must be a finite number above 0"
             raise GeometryError(field="rotary.base", value=self.base, reason=reason)
-        if type(self.dim) is not int or self.dim < 1 or self.dim % 2:
-            raise GeometryError(field="rotary.dim", value=self.dim, reason="must be even, not 0")
+        if type(self.dim) is not int or self.dim not in range(2, MAX_SIZE, 2):
+            reason = f"must be an even number within [2, {MAX_SIZE})"
+            raise GeometryError(field="rotary.dim", value=self.dim, reason=reason)
         if self.convention not in CONVENTIONS:
             reason = f"must be one of {CONVENTIONS}"
             raise GeometryError(field="rotary.convention", value=self.convention, reason=reason)
@@ -274,8 +275,8 @@ class ModelGeometry:
             nearest = difflib.get_close_matches(str(name), names) or names
             reason = f"no preset of that name; nearest: {', '.join(nearest)}"
             raise GeometryError(field="preset", value=name, reason=reason)
-        text = (resources.files("kvplane") / "presets" / f"{name}.json").read_text(encoding="utf-8")
-        facts = json.loads(text)
+        file = resources.files("kvplane") / "presets" / f"{name}.json"
+        facts = json.loads(file.read_bytes())
         pattern = facts["pattern"]
         layers = [
             {"kind": kind, "shares_kv_with": None, **facts["kinds"][kind]}

@@ -111,7 +111,7 @@ def _from_file(path: Path) -> Facts:
         if path.stat().st_size > MAX_CONFIG_NBYTES:
             reason = f"is larger than {MAX_CONFIG_NBYTES} bytes"
             raise GeometryError(field="config", value=str(path), reason=reason)
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = f"cannot be read: {error}"
         raise GeometryError(field="config", value=str(path), reason=reason) from error
@@ -203,15 +203,15 @@ def _owners(text: Fields, kinds: Sequence[str]) -> list[int | None]:
         raise GeometryError(field="kv_sharing_modes", value=modes, reason=reason)
     owners: list[int | None] = []
     newest: dict[str, int] = {}
-    for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=True)):
-        if mode != "reuse":
+    for layer, kind in enumerate(kinds):
+        if modes[layer] != "reuse":
             newest[kind] = layer
         elif kind not in newest:
             reason = f"layer {layer} shares the keys of no earlier {kind} layer"
             shared = text.get("num_kv_shared_layers")
             raise GeometryError(field="num_kv_shared_layers", value=shared, reason=reason)
         # the last layer of its kind that has rows of its own: what the models themselves do
-        owners.append(newest[kind] if mode == "reuse" else None)
+        owners.append(newest[kind] if modes[layer] == "reuse" else None)
     return owners
 
 

@@ -43,16 +43,15 @@ def rotary_of(kind: str, layer: int, fields: Fields, head_dim: int) -> dict[str,
     Raises:
         GeometryError: parameters that mean nothing.
     """
-    model_type = fields.get("model_type", "")
+    model_type = fields.get("model_type")
     if _is_nope(model_type, kind, layer, fields):
         return None
     parameters = _parameters(kind, fields)
     if not parameters:
         return None
-    theta = parameters.get("rope_theta")
-    if model_type in OWN_THETA:
-        theta = fields.get("layer_rope_theta", [theta] * (layer + 1))[layer]
-    base = _positive("rope_theta", theta)
+    thetas = fields.get("layer_rope_theta")
+    own = model_type in OWN_THETA and thetas is not None
+    base = _positive("rope_theta", thetas[layer] if own else parameters.get("rope_theta"))
     factor = parameters.get("partial_rotary_factor")
     factor = 1.0 if factor is None else _positive("partial_rotary_factor", factor)
     scaling = _scaling(parameters)
@@ -70,7 +69,7 @@ def rotary_of(kind: str, layer: int, fields: Fields, head_dim: int) -> dict[str,
     }
 
 
-def _is_nope(model_type: str, kind: str, layer: int, fields: Fields) -> bool:
+def _is_nope(model_type: str | None, kind: str, layer: int, fields: Fields) -> bool:
     if model_type == "granitemoehybrid":
         return bool(fields.get("position_embedding_type") != "rope")
     for name in ("layer_rope_theta", "no_rope_layers"):
