@@ -6,7 +6,13 @@ import pytest
 import torch
 
 import tiny
-from kvplane.errors import CheckpointLost, LimitReached, PositionError, WindowLost
+from kvplane.errors import (
+    CheckpointLost,
+    LimitReached,
+    MemoryUnavailable,
+    PositionError,
+    WindowLost,
+)
 
 ROW = 2 * 2 * 4
 
@@ -108,6 +114,34 @@ def test_a_return_above_the_position_takes_its_full_rows_from_the_limit():
 
     assert (9 + 12) * ROW == store.account.held
     assert list(range(12)) == tiny.held(session, 1)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_return_whose_pages_cannot_be_had_changes_nothing(failing):
+    session = tiny.filled(tiny.store(3, None, None, slack=6, memory="mapped").open(), 8)
+    kept = session.checkpoint()
+    session.rewind(5)
+    tiny.put_each(session, [50])
+    before = tiny.state(session)
+    show = type(session.planes[1].span).show
+    calls = 0
+
+    def fails(span, hold):
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise MemoryUnavailable(hold)
+        show(span, hold)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(session.planes[1].span), "show", fails)
+        with pytest.raises(MemoryUnavailable):
+            session.return_to(kept)
+
+    assert tiny.same(before, tiny.state(session))
+    session.return_to(kept)
+
+    assert list(range(8)) == tiny.held(session, 1) == tiny.held(session, 2)
 
 
 def test_another_sessions_checkpoint_is_refused():

@@ -84,16 +84,41 @@ def taken(session: "Session") -> Checkpoint:
 
 
 def put_back(session: "Session", checkpoint: Checkpoint) -> dict[str, RingCursor]:
-    """Write a checkpoint's rows back; the cursors that then hold."""
+    """Write a checkpoint's rows back; the cursors that then hold.
+
+    Raises:
+        MemoryUnavailable: the full planes' pages cannot be had, or LimitReached, where full rows
+            come back. Nothing was changed.
+    """
+    more = max(0, checkpoint.position - session.position) * session.num_sequences
+    session.charge(more * session.plan.full_row_nbytes)
+    try:
+        _show(session, checkpoint.holds or {})
+    except BaseException:
+        session.charge(-more * session.plan.full_row_nbytes)
+        raise
     cursors = {}
     for group in session.groups:
         limit = session.cursors[group.id].max_context
         cursor = RingCursor(*checkpoint.cursors[group.id], max_context=limit)
-        runs = cursor.rows_of(cursor.origin_logical, cursor.next_position)
-        for layer in group.layers:
-            if group.sliding_window is not None:
-                session.planes[layer].store(runs, *checkpoint.rows[layer])
-            elif checkpoint.holds is not None:
-                session.planes[layer].span.show(checkpoint.holds[layer])
         cursors[group.id] = cursor
+        if group.sliding_window is not None:
+            runs = cursor.rows_of(cursor.origin_logical, cursor.next_position)
+            for layer in group.layers:
+                session.planes[layer].store(runs, *checkpoint.rows[layer])
     return cursors
+
+
+def _show(session: "Session", holds: Mapping[int, Hold]) -> None:
+    """Have the held pages in the full planes, or in none."""
+    before = {}
+    try:
+        for layer, hold in holds.items():
+            plane = session.planes[layer]
+            runs = session.live_runs(session.geometry.group_of(layer))
+            before[layer] = plane.hold(runs)
+            plane.span.show(hold)
+    except BaseException:
+        for layer, hold in before.items():
+            session.planes[layer].span.show(hold)
+        raise

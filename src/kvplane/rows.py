@@ -61,8 +61,10 @@ def reorder(session: "Session", sequences: list[int]) -> None:
     """Copy the live rows of `sequences[i]` to place i, in every plane."""
     places = torch.tensor(sequences, device=session.plan.device)
     for group in session.groups:
+        # all memory is had before any row changes
+        session.back(group, session.live_runs(group))
+    for group in session.groups:
         runs = session.live_runs(group)
-        session.back(group, runs)
         for layer in group.layers:
             for key, value in session.planes[layer].spans(runs):
                 key.copy_(key.index_select(0, places))

@@ -108,9 +108,8 @@ class Session:
     @property
     def position(self) -> int:
         """The next position; unchanged while a step is open."""
-        for cursor in self.cursors.values():
-            return cursor.next_position
-        return self.first_position
+        # every group is at the same one
+        return next(iter(self.cursors.values())).next_position
 
     @property
     def tokens(self) -> list[int] | list[list[int]] | None:
@@ -235,7 +234,7 @@ class Session:
         Raises:
             ArgumentError, PositionError: no checkpoint, or another session's.
             CheckpointLost: a rewind below it let another branch overwrite its full rows.
-            LimitReached: the session was rewound below it, and its rows pass the limit now.
+            MemoryUnavailable: its pages cannot be had; LimitReached: they pass the limit now.
         """
         with self.guard:
             self.check_writable("a return")
@@ -246,15 +245,14 @@ class Session:
                 raise PositionError(message, position=checkpoint.position)
             if checkpoint.lost_by is not None:
                 raise CheckpointLost(position=checkpoint.position, rewound_to=checkpoint.lost_by)
-            more = max(0, checkpoint.position - self.position)
-            self.charge(more * self.plan.full_row_nbytes * self.num_sequences)
+            forward = checkpoint.position > self.position
             cursors = checkpoints.put_back(self, checkpoint)
             if checkpoint.ids is not None:
                 self.ids = [list(sequence) for sequence in checkpoint.ids]
             self.ledger = checkpoint.ledger.copy()
             if self.undo is not None:
                 self.undo.clear()
-            if more:
+            if forward:
                 self.cursors = cursors
             else:
                 self._cut(checkpoint.position, cursors)
