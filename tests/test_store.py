@@ -1,0 +1,204 @@
+"""The store as a whole: sessions come and go, what it says of itself, and the memory it chooses."""
+
+import gc
+import json
+import logging
+
+import pytest
+import torch
+
+import tiny
+from kvplane import KVStore, Layout, ModelGeometry
+from kvplane.errors import ArgumentError, BackendUnavailable, MemoryUnavailable, SessionClosed
+from kvplane.memory import choose, mapped_cpu
+from kvplane.memory.heap import HeapBackend, HeapSpan
+
+ROW = 16
+
+
+def test_sessions_are_listed_until_they_are_closed_or_collected():
+    store = tiny.store(4, None)
+    first, second = store.open(), store.open()
+
+    assert {first, second} == set(store.sessions)
+
+    first.close()
+
+    assert [second] == store.sessions
+
+    del second
+    gc.collect()
+
+    assert [] == store.sessions
+    assert 0 == store.account.held
+
+
+def test_leaving_a_store_or_a_session_closes_it():
+    with tiny.store(4, None) as store:
+        with store.open() as session:
+            tiny.put(session, [0])
+
+        assert session.closed
+
+        other = tiny.filled(store.open(), 6)
+
+    assert other.closed
+    with pytest.raises(SessionClosed):
+        store.open()
+
+
+@pytest.mark.parametrize("memory", ["heap", "mapped"])
+def test_tensors_over_rows_stay_readable_when_all_is_closed(memory):
+    store = tiny.store(4, None, memory=memory)
+    session = tiny.filled(store.open(), 6)
+    spans = session.spans(1, 0, 6)
+    snapshot = session.snapshot()
+    store.close()
+    del session, store
+    gc.collect()
+
+    assert [6] == [key.clone().shape[0] for key, _ in spans]
+    assert torch.isfinite(snapshot.rows[1][0]).all()
+
+
+def test_equal_configurations_give_equal_descriptions():
+    def described(**options):
+        return tiny.store(4, None, **options).describe()
+
+    one, two = described(), described()
+
+    assert one == two
+    assert one.to_dict() == json.loads(json.dumps(two.to_dict()))
+    assert one.numerics == two.numerics
+    for options in (
+        {"slack": 1},
+        {"max_context": 65},
+        {"memory": "mapped"},
+        {"attention": "physical"},
+        {"row_floor": 32},
+        {"dtype": "float16"},
+        {"head_dim": 3},
+        {"layout": {"full_attention": Layout.TOKEN_MAJOR}},
+    ):
+        assert one != described(**options)
+
+
+def test_a_description_holds_no_state_and_no_address():
+    store = tiny.store(4, None)
+    before = store.describe()
+    tiny.filled(store.open(), 9)
+
+    assert before == store.describe()
+    assert "0x" not in json.dumps(before.to_dict())
+
+
+def test_a_geometry_gives_its_dtype_unless_the_store_is_told_another():
+    geometry = ModelGeometry.preset("gemma-3-270m")
+
+    assert torch.bfloat16 is KVStore(geometry, max_context=64).dtype
+    for dtype in ("float16", torch.float16):
+        store = KVStore(geometry, max_context=64, dtype=dtype)
+
+        assert torch.float16 is store.dtype
+        assert "float16" == store.geometry.dtype == store.describe().dtype
+        assert all(group.id.endswith(".f16") for group in store.geometry.groups)
+
+
+def test_memory_is_reported_by_session_and_group():
+    store = tiny.store(4, None, memory="heap", limit=10_000)
+    first = tiny.filled(store.open(), 6)
+    second = store.open()
+    step = second.step(7, speculative=True)
+    step.__enter__()
+    tiny.write(step, second, range(7))
+    report = store.memory()
+    by_rows = sorted(
+        (groups["s4.1x2x2.f32"].rows_held, groups["f0.1x2x2.f32"].rows_held)
+        for groups in report.sessions
+    )
+
+    assert [(0, 0), (4 * ROW, 6 * ROW)] == by_rows
+    assert 2 * (4 + 64) * ROW == report.total.reserved
+    assert 3 * ROW == report.total.scratch
+    assert 10_000 == report.limit
+    assert 0 == report.total.shared
+    step.abort()
+
+    assert 0 == store.memory().total.scratch
+    assert first.position == 6
+
+
+def test_captures_are_counted_until_they_are_let_go():
+    store = tiny.store(4, None)
+    session = store.open()
+    with session.step(6, capture=(2, 5)) as step:
+        tiny.write(step, session, range(6))
+
+    assert (2 + 3) * ROW == store.memory().captures
+
+    session.captures.clear()
+
+    assert 0 == store.memory().captures
+
+
+# which memory
+
+
+def test_memory_asked_for_by_name_is_that_or_an_error():
+    cpu = torch.device("cpu")
+
+    assert ("heap", "asked for") == (choose("heap", cpu).backend.name, choose("heap", cpu).why)
+    assert "mapped" == choose("mapped", cpu).backend.name
+    with pytest.raises(ArgumentError):
+        choose("disk", cpu)
+    with pytest.raises(BackendUnavailable, match="is for the CPU") as refused:
+        choose("mapped", torch.device("meta"))
+
+    assert "mapped" == refused.value.backend
+
+
+def test_memory_chosen_automatically_falls_back_and_says_so_once(monkeypatch, caplog):
+    reason = "cannot be had in this test"
+    monkeypatch.setattr(mapped_cpu, "unavailable", lambda _device: reason)
+    with caplog.at_level(logging.INFO, logger="kvplane"):
+        stores = [tiny.store(4, None, memory="auto") for _ in range(3)]
+
+    assert ["heap"] * 3 == [store.describe().memory["backend"] for store in stores]
+    assert reason in stores[0].describe().memory["why"]
+    assert 1 == sum(reason in record.message for record in caplog.records)
+    with pytest.raises(BackendUnavailable, match=reason):
+        tiny.store(4, None, memory="mapped")
+
+
+def test_a_heap_span_of_another_device_is_one_tensor():
+    span = HeapSpan(64, torch.device("meta"))
+
+    assert (64,) == span.tensor().shape
+    assert 1 == HeapBackend(torch.device("meta")).page_nbytes
+
+
+@pytest.mark.parametrize("lacking", ["MAP_ANONYMOUS", "MADV_DONTNEED", "MADV_NOHUGEPAGE"])
+def test_a_heap_span_is_zero_on_systems_that_lack_something(monkeypatch, lacking):
+    monkeypatch.delattr("mmap." + lacking)
+    span = HeapSpan(8192, torch.device("cpu"))
+
+    assert not span.tensor().any()
+
+    span.tensor().fill_(7)
+    span.discard()
+
+    assert not span.tensor().any()
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1 << 62, 1 << 70])
+def test_heap_memory_that_cannot_be_had_is_a_typed_error(nbytes):
+    with pytest.raises(MemoryUnavailable, match="cannot be had"):
+        HeapSpan(nbytes, torch.device("cpu"))
+
+
+def test_the_heap_shares_no_pages():
+    span = HeapSpan(64, torch.device("cpu"))
+    span.back([range(3)])
+
+    assert span.hold([range(3)]) is None
+    assert span.counts() is None
