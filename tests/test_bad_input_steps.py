@@ -110,6 +110,23 @@ def test_arguments_of_attention_that_mean_nothing_are_refused(session, argument,
             step.abort()
 
 
+def test_sinks_are_of_a_float_dtype_and_then_taken(session):
+    with session.step(2) as step:
+        with pytest.raises(TensorMismatch, match="sinks dtype"):
+            step.attend(0, good(), good(), good(), sinks=torch.zeros(2, dtype=torch.int64))
+
+        assert set() == step.written
+
+        ones = torch.ones(ROWS)
+        sinks = torch.nn.Parameter(torch.full((2,), 1e30))
+        out = step.attend(1, ones, ones, ones, sinks=sinks)
+        step.abort()
+
+    # all weight is in the sinks, and nothing asks for a gradient
+    assert not out.any()
+    assert not out.requires_grad
+
+
 def test_key_and_value_come_together(session):
     with session.step(2) as step:
         for pair in ((good(), None), (None, good())):

@@ -13,6 +13,8 @@ from kvplane.errors import (
     PositionError,
     WindowLost,
 )
+from kvplane.journal import Saved
+from kvplane.undo import Undo
 
 ROW = 2 * 2 * 4
 
@@ -268,6 +270,30 @@ def test_a_return_or_reset_forgets_what_was_recorded():
         back()
 
         assert 0 == session.store.memory().recorded
+
+
+def test_a_recording_session_takes_back_a_part_of_a_step():
+    session = tiny.filled(tiny.store(5, None).open(), 11)
+    session.record()
+    tiny.put(session, range(100, 108), accepted=2, speculative=True)
+
+    assert [*range(8, 11), 100, 101] == tiny.held(session, 0)
+    tiny.put(session, [102])
+    session.rewind(11)
+
+    assert [7, 8, 9, 10] == tiny.held(session, 0)[-4:]
+
+
+def test_rows_below_a_gap_are_not_counted_as_recorded():
+    group = tiny.geometry(9).groups[0]
+    undo = Undo()
+    for first in (2, 3, 5):
+        undo.add(0, [Saved(first, *(rows[None] for rows in tiny.rows(group, 0, [first])))], group)
+
+    assert 5 == undo.oldest(0, 6)
+    assert 2 == undo.oldest(0, 4)
+    assert 9 == undo.oldest(0, 9)
+    assert 9 == undo.oldest(1, 9)
 
 
 def test_recorded_rows_of_one_branch_never_come_back_in_another():

@@ -141,6 +141,12 @@ def test_captures_are_counted_until_they_are_let_go():
     assert 0 == store.memory().captures
 
 
+def test_no_rows_have_no_bytes():
+    shape = tiny.store(4, None).open().planes[1].shape
+
+    assert [] == shape.byte_ranges(range(3, 3))
+
+
 # which memory
 
 

@@ -187,9 +187,8 @@ class Step:
                 expected=f"none: the layer shares the rows of layer {owner}",
                 got="a tensor",
             )
-        if layer in self.written:
-            raise LayerRepeated(layer=layer)
-        raise ArgumentError(argument="layer", expected="a layer with rows of its own", got=layer)
+        # every other layer there is has a plane
+        raise LayerRepeated(layer=layer)
 
     def _flush_waiting(self, *, everything: bool = False) -> None:
         for layer in list(self._waiting):
