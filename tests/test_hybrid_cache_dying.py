@@ -130,12 +130,22 @@ def test_an_empty_cache_takes_any_batch_and_dtype(name):
         with pytest.raises(ZeroDivisionError):
             modes.call(model, cache, zoo.text(12, batch=batch + 1))
         hook.remove()
+        left = cache.store
         expected = modes.calls(model, modes.stock(model), ids, [9, 1, 1, 1])
         found = modes.calls(model, cache, ids, [9, 1, 1, 1])
 
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-        assert 1 == len(cache.store.sessions)
+        assert ([], 1) == (left.sessions, len(cache.store.sessions))
         cache.reset()
+
+
+def test_a_reset_goes_on_recording():
+    cache = HybridCache(zoo.configuration("lfm2"))
+    cache.activate_past_recording()
+    cache.reset()
+
+    assert cache.is_recording
+    assert [True] * 8 == [layer.record_past for layer in cache.layers]
 
 
 def last_with_rows_or_state(cache):

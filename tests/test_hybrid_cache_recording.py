@@ -78,6 +78,8 @@ def test_recording_that_nobody_ends_keeps_at_most_a_window_a_layer():
 
     assert max(kept) <= 6 * (WINDOW + 1) * row_nbytes
     assert kept[-1] == kept[-5]
+    cache.crop(0)
+    assert 0 == cache.session.undo.nbytes
 
 
 def test_recording_is_ended_by_each_layers_own_attribute_as_transformers_does():

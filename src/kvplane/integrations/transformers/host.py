@@ -92,11 +92,6 @@ class HostCache(Cache):
         self._chart.begin_call()
         return self.seen
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Rows that a layer's update will return, and the position of the first."""
-        self._chart.begin_call()
-        return super().get_mask_sizes(query_length, layer_idx)
-
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
