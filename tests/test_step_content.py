@@ -243,6 +243,49 @@ def test_a_store_that_fails_at_any_copy_leaves_the_session_as_it_was(failing, ac
     assert session.open_step is None
 
 
+@pytest.mark.parametrize("recording", [False, True])
+def test_a_copy_that_failed_and_is_tried_again_can_still_be_taken_back(recording):
+    session = tiny.filled(tiny.store(4, 6, None).open(), 11)
+    if recording:
+        session.record()
+    plane = type(session.planes[0])
+    store = plane.store
+
+    def torn(self, runs, key, value):
+        store(self, runs, key, value)
+        raise Torn
+
+    with session.step(3) as step:
+        tiny.write(step, session, range(100, 103), layers=[0])
+        # the chunk of layer 0 reaches its ring as layer 1 is written
+        for _ in range(2):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(plane, "store", torn)
+                with pytest.raises(Torn):
+                    tiny.write(step, session, range(100, 103), layers=[1])
+        tiny.write(step, session, range(100, 103), layers=[1, 2])
+        step.abort()
+
+    assert [8, 9, 10] == tiny.held(session, 0)[-3:]
+    assert [6, 7, 8, 9, 10] == tiny.held(session, 1)[-5:]
+    assert list(range(11)) == tiny.held(session, 2)
+
+
+def test_a_journal_that_cannot_be_had_takes_the_step_back():
+    session = tiny.filled(tiny.store(4, 6, None).open(), 11)
+    before = tiny.state(session)
+
+    def fails(plane, runs):
+        raise MemoryError(plane, runs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(session.planes[0]), "copy_of", fails)
+        with pytest.raises(MemoryError):
+            tiny.put(session, range(100, 103))
+
+    assert tiny.same(before, tiny.state(session))
+
+
 def test_no_step_leaves_anything_behind():
     session = tiny.filled(tiny.store(4, None).open(), 5)
     for _ in range(3):

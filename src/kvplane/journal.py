@@ -127,9 +127,10 @@ class GroupStep:
     def flush(self, layer: int, plane: Plane, key: Tensor, value: Tensor) -> None:
         """Write a layer's rounded rows, `[batch, tokens, kv_head, dim]`, into its plane."""
         if self.journal_rows:
-            # committed to the journal before any row changes: an interrupted store can be undone
-            saved = []
-            if self.journalled:
+            # committed to the journal before any row changes: an interrupted store can be undone.
+            # one that is tried again finds the old rows here, no longer in the plane
+            saved = [rows for rows in self._saved.get(layer, ()) if rows.first < self.first]
+            if self.journalled and not saved:
                 runs = self.before.rows_of(self.journalled.start, self.journalled.stop)
                 saved.append(Saved(self.journalled.start, *plane.copy_of(runs)))
             if self.keep_unstored and self.source.source_first:
