@@ -298,6 +298,9 @@ def test_a_builder_refuses_rows_that_are_no_ones():
         ("groups", {**CURSORS, "s5.1x2x2.f32": (4, 4, 3, 1)}),
         ("position", {**CURSORS, "f0.1x2x2.f32": (64, 6, 0, 0)}),
         ("position", dict.fromkeys(CURSORS, (70, 65, 0, 0))),
+        # position 7 needs [4, 7) of the ring and all of the full plane
+        ("rows of s4.1x2x2.f32", {**CURSORS, "s4.1x2x2.f32": (4, 2, 5, 1)}),
+        ("rows of f0.1x2x2.f32", {**CURSORS, "f0.1x2x2.f32": (64, 6, 1, 0)}),
     ],
 )
 def test_a_builder_refuses_cursors_that_no_session_of_the_store_can_have(field, cursors):
@@ -307,6 +310,18 @@ def test_a_builder_refuses_cursors_that_no_session_of_the_store_can_have(field, 
 
     assert field == refused.value.field
     assert 0 == store.account.held
+
+
+@pytest.mark.parametrize("origin", [2, 7, 8])
+def test_a_builder_refuses_rows_from_before_the_first_position_or_too_few(origin):
+    store = tiny.store(4)
+    cursors = {"s4.1x2x2.f32": (4, 9 - origin if origin > 5 else 4, origin, 1)}
+    with pytest.raises(SnapshotMismatch) as refused:
+        store.builder(cursors, first_position=3)
+
+    assert "rows of s4.1x2x2.f32" == refused.value.field
+    store.builder({"s4.1x2x2.f32": (4, 3, 6, 1)}, first_position=3).abandon()
+    store.builder({"s4.1x2x2.f32": (4, 1, 3, 1)}, first_position=3).abandon()
 
 
 @pytest.mark.parametrize(

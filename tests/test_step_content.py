@@ -286,6 +286,30 @@ def test_a_journal_that_cannot_be_had_takes_the_step_back():
     assert tiny.same(before, tiny.state(session))
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 5, 6, 13])
+@pytest.mark.parametrize("start", [0, 3, 5, 11])
+def test_a_journal_holds_as_many_rows_as_it_says(start, tokens, recording, speculative):
+    session = tiny.filled(tiny.store(5, None).open(), start)
+    if recording:
+        session.record()
+    ring, full = (group.id for group in session.groups)
+    with session.step(tokens, speculative=speculative) as step:
+        tiny.write(step, session, range(tokens))
+        step._flush_waiting(everything=True)
+        kept = {
+            name: sum(rows.key.shape[1] for saved in part._saved.values() for rows in saved)
+            for name, part in step._groups.items()
+        }
+
+        assert {ring: step.journal_rows(ring), full: 0} == kept
+        if recording:
+            gone = range(max(0, start - 5), min(start, start + tokens - 5))
+            assert len(gone) + max(0, tokens - 5) == kept[ring]
+        step.abort()
+
+
 def test_no_step_leaves_anything_behind():
     session = tiny.filled(tiny.store(4, None).open(), 5)
     for _ in range(3):

@@ -178,13 +178,17 @@ def _check_rows(layer: int, what: str, rows: object, like: Tensor) -> None:
 
 
 def adapted(
-    plan: StorePlan, cursors: Mapping[str, Cursor], *, any_capacity: bool
+    plan: StorePlan,
+    cursors: Mapping[str, Cursor],
+    *,
+    first_position: int,
+    any_capacity: bool,
 ) -> dict[str, RingCursor]:
     """Cursors from elsewhere, in this store's planes.
 
     Raises:
-        SnapshotMismatch: another set of groups, positions that disagree or do not fit, a ring of
-            another capacity where rotation matters.
+        SnapshotMismatch: another set of groups, positions that disagree or do not fit, rows
+            missing that the next token needs, a ring of another capacity where rotation matters.
     """
     groups = {group.id: group for group in plan.geometry.groups}
     check_kind("cursors", cursors, Mapping, "a mapping")
@@ -201,6 +205,12 @@ def adapted(
         if position > plan.max_context:
             expected = f"at most {plan.max_context}"
             raise SnapshotMismatch(field="position", expected=expected, got=position)
+        oldest = first_position
+        if group.sliding_window is not None:
+            oldest = max(first_position, position - (group.sliding_window - 1))
+        if not first_position <= given.origin_logical <= oldest:
+            expected = f"from within [{first_position}, {oldest}] on"
+            raise SnapshotMismatch(field=f"rows of {name}", expected=expected, got=given.live)
         if given.capacity == capacity:
             given.max_context = plan.max_context
             result[name] = given

@@ -89,8 +89,8 @@ class GroupStep:
         first = self.before.next_position
         self.after = self.before.copy()
         self.source = self.after.append_batch(first, self.num_tokens)
-        needed = self.oldest_visible = max(self.before.origin_logical, self.oldest_needed(first))
-        self.lost = range(needed, max(needed, min(first, self.after.origin_logical)))
+        needed = self.oldest_visible = self.oldest_needed(first)
+        self.lost = range(needed, min(first, self.after.origin_logical))
         self.journalled = self.lost
         if self.keep_all:
             gone = min(first, self.after.origin_logical)
@@ -190,7 +190,7 @@ class GroupStep:
             key: the step's rounded keys.
             value: the step's rounded values.
         """
-        first = max(self.before.origin_logical, self.oldest_needed(cut))
+        first = self.oldest_needed(cut)
         parts = (
             [plane.copy_of(self.before.rows_of(first, self.first))] if first < self.first else []
         )

@@ -220,12 +220,17 @@ class KVStore:
 
         Raises:
             SnapshotMismatch: another set of groups, a capacity that cannot be had, positions that
-                disagree or do not fit max_context.
+                disagree or do not fit max_context, rows missing that the next token needs.
             LimitReached, MemoryUnavailable: as in `open`.
         """
         return SessionBuilder(
             self,
-            adapted(self.plan, cursors, any_capacity=self.attention != "physical"),
+            adapted(
+                self.plan,
+                cursors,
+                first_position=first_position,
+                any_capacity=self.attention != "physical",
+            ),
             batch=batch,
             first_position=first_position,
             tokens=tokens,
