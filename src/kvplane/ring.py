@@ -115,8 +115,6 @@ class RingCursor:
         if num_tokens < 0:
             raise ArgumentError(argument="num_tokens", expected="at least 0", got=num_tokens)
         self._check(first, num_tokens)
-        if num_tokens == 0:
-            return Source(0, 0)
         self._hold(first + num_tokens)
         # a batch longer than the ring leaves its own head behind
         source_count = min(num_tokens, self.capacity)
