@@ -28,6 +28,7 @@ from kvplane.plan import (
     checked_layouts,
 )
 from kvplane.plane import Layout, Plane
+from kvplane.processor import processor_of
 from kvplane.rows import checked_sequences
 from kvplane.schedule import CHUNK
 from kvplane.session import Session
@@ -114,6 +115,7 @@ class KVStore:
             **order_numerics(attention, where),
             "chunk": CHUNK,
             "device": where.type,
+            "processor": processor_of(where),
             "dtype": str(self.plan.dtype).removeprefix("torch."),
             "torch": torch.__version__,
             "transformers": None,
