@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvplane.cli import INTERRUPTED, REFUSED, main
-from kvplane.cli.run import check_memory
+from kvplane.cli.memory import check_memory
 from kvplane.errors import MemoryUnavailable
 from kvplane.integrations.transformers import loading
 from kvplane.models.nano import heldout_text
@@ -171,7 +171,7 @@ def test_a_model_without_both_kinds_of_layers_is_refused(said, tmp_path):
 
 def test_too_little_memory_is_refused_by_the_plan_before_anything_is_loaded():
     with pytest.raises(MemoryUnavailable, match="--max-context"):
-        check_memory(loading.config_of("glimmer-nano"), None, 1 << 40)
+        check_memory(loading.config_of("glimmer-nano"), max_context=1 << 40)
 
 
 def test_sessions_are_listed_shown_forked_and_removed(said, home):

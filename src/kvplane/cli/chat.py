@@ -77,8 +77,7 @@ def chat(
             sys.stdout.write("\n")
             sys.stdout.flush()
             messages.append({"role": "assistant", "content": "".join(pieces)})
-            if talk.prefixes is not None:
-                talk.prefixes.publish(talk.session, talk.ids)
+            talk.publish()
 
 
 def turn(
@@ -104,7 +103,7 @@ def turn(
             again = converse(named, prefixes=talk.prefixes, max_context=talk.cache.max_context)
             with contextlib.suppress(PackError):
                 again.begin(ids)
-            notes.print(f"{again.reuse.tokens:,} of {len(ids):,} tokens reused: {error}")
+            notes.print(f"{again.origin.tokens:,} of {len(ids):,} tokens reused: {error}")
             talk.cache.close()
             talk = again
     talk.read(ids)

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,10 +181,17 @@ class _Show:
 
     def _memory(self, talk: "Conversation") -> None:
         from kvplane.footprint import footprint  # noqa: PLC0415
+        from kvplane.integrations.transformers.conversation import SLACK  # noqa: PLC0415
 
         session = talk.session
         held = session.store.memory().sessions[0]
-        plan = footprint(session.geometry, context=session.position)
+        plan = footprint(
+            session.geometry,
+            context=session.position,
+            slack=SLACK,
+            page_nbytes=PAGESIZE,
+            max_context=talk.cache.max_context,
+        )
         rows = sum(part.rows_held for part in held.values())
         pages = sum(part.pages_held for part in held.values())
         self._out.print(

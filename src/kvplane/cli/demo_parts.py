@@ -42,10 +42,9 @@ def resume(orders: dict[str, Any], named: NamedModel) -> tuple[list[int], Tensor
     """Go on from the saved session, in this process."""
     talk = converse(named)
     talk.resume(open_root(orders["root"]), SESSION)
-    seconds = talk.reuse.seconds
     talk.read(talk.ids)
     ids, logits = undisturbed(talk)
-    return ids, logits, {"reused": talk.reuse.tokens, "load_s": seconds}
+    return ids, logits, {"reused": talk.origin.tokens, "load_s": talk.origin.seconds}
 
 
 def reuse(orders: dict[str, Any], named: NamedModel) -> tuple[list[int], Tensor, dict[str, Any]]:
@@ -58,7 +57,11 @@ def reuse(orders: dict[str, Any], named: NamedModel) -> tuple[list[int], Tensor,
     talk.read(orders["ids"])
     seconds = time.perf_counter() - begin
     ids, logits = undisturbed(talk)
-    facts = {"reused": talk.reuse.tokens, "reason": talk.reuse.reason, "first_token_s": seconds}
+    facts = {
+        "reused": talk.origin.tokens,
+        "reason": talk.origin.reason,
+        "first_token_s": seconds,
+    }
     return ids, logits, facts
 
 

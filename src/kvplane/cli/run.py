@@ -3,24 +3,43 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from kvplane.cli.memory import check_memory
 from kvplane.cli.output import human
-from kvplane.errors import ArgumentError, ContextFull, MemoryUnavailable
+from kvplane.errors import ArgumentError, ContextFull
 from kvplane.home import home
 
 if TYPE_CHECKING:
     from kvplane.integrations.transformers.conversation import Conversation
-    from kvplane.integrations.transformers.loading import NamedModel
     from kvplane.storage import Storage
 
 SHOWN_PROGRESS = 2048
+
+
+class Place(NamedTuple):
+    """Where a session is kept; its name is locked.
+
+    Args:
+        storage: a root.
+        session: name.
+    """
+
+    storage: "Storage"
+    session: str
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is one of that name."""
+        from kvplane.pack import session_names  # noqa: PLC0415
+
+        return self.session in session_names(self.storage)
 
 
 def run(
@@ -46,7 +65,8 @@ def run(
 
     Args:
         prompt: Text to go on from; after the file's, when both are given.
-        session: Name of a session: made, or resumed with everything it has read.
+        session: Name of a session: made, or resumed with everything it has read. The prompt is
+            added to it, unless the prompt begins with all of it.
         model: glimmer-nano (shipped), a folder, or an id of any hybrid causal model.
         file: A text to read first.
         max_new_tokens: Tokens to say.
@@ -70,20 +90,19 @@ def run(
     text = _text(file) + (prompt or "")
     config = loading.config_of(model)
     loading.check_hybrid(config, model)
-    check_memory(config, dtype, max_context)
-    storage = None
+    check_memory(config, dtype=dtype, device=device, max_context=max_context)
+    place = None
     with contextlib.ExitStack() as held:
         if session is not None:
-            storage = open_root(home(), create=True)
-            held.enter_context(storage.lock(check_session_name(session)))
+            place = Place(open_root(home(), create=True), check_session_name(session))
+            held.enter_context(place.storage.lock(session))
         named = loading.load_model(model, dtype=dtype, device=device)
         prefixes = None if prompt_cache is None else PrefixCache(prompt_cache, named.fingerprint)
         talk = converse(named, prefixes=prefixes, max_context=max_context)
-        _read(talk, named, storage, session, text, strict=strict)
+        _read(talk, place, text, strict=strict)
         _say(
             talk,
-            storage,
-            session,
+            place,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             seed=seed,
@@ -100,67 +119,70 @@ def _text(file: Path | None) -> str:
         raise ArgumentError(argument="file", expected="a readable text", got=str(error)) from error
 
 
-def check_memory(config: Any, dtype: str | None, max_context: int | None) -> None:  # noqa: ANN401
-    """Refuse, by the plan and before anything is loaded, what memory cannot hold.
-
-    Raises:
-        MemoryUnavailable: rings, full planes at max_context and scratch, against what is free.
-    """
-    from kvplane.footprint import footprint  # noqa: PLC0415
-    from kvplane.geometry import ModelGeometry  # noqa: PLC0415
-    from kvplane.integrations.transformers import kinds, options  # noqa: PLC0415
-
-    text = kinds.text_config(config)
-    geometry = ModelGeometry.from_config(text, dtype=dtype)
-    context = options.context_of(text) if max_context is None else max_context
-    plan = footprint(geometry, context=context, step=256)
-    free = _available_nbytes()
-    if free is not None and plan.session.reserved > free:
-        raise MemoryUnavailable(
-            f"a session of {context} tokens takes {human(plan.session.reserved)}, "
-            f"{human(free)} are free: choose a smaller --max-context"
-        )
-
-
-def _available_nbytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
-
-
-def _read(
-    talk: "Conversation",
-    named: "NamedModel",
-    storage: "Storage | None",
-    session: str | None,
-    text: str,
-    *,
-    strict: bool,
-) -> None:
+def _read(talk: "Conversation", place: "Place | None", text: str, *, strict: bool) -> None:
     notes = Console(stderr=True, highlight=False)
-    from kvplane.pack import session_names  # noqa: PLC0415
-
-    resumed = storage is not None and session is not None and session in session_names(storage)
-    if resumed and storage is not None and session is not None:
-        talk.resume(storage, session)
-        ids = talk.ids + named.words.encode(text)
-        if talk.saved_words not in {None, named.words.name}:
-            notes.print(f"session {session} was written with the tokenizer {talk.saved_words}")
+    words = talk.named.words
+    ids = [*words.begin, *words.encode(text)]
+    whole = ids
+    if place is not None and place.is_saved:
+        ids = _gone_on(talk, place, ids, notes)
     else:
-        ids = [*named.words.begin, *named.words.encode(text)]
         talk.begin(ids, strict=strict)
     if not ids:
         raise ArgumentError(argument="prompt", expected="at least one token", got=text)
-    if talk.reuse.tokens or talk.reuse.reason:
-        reuse = talk.reuse
-        line = f"{reuse.tokens:,} of {len(ids):,} tokens from {reuse.source}, {reuse.seconds:.2f} s"
-        notes.print(line + (f" ({reuse.reason})" if reuse.reason else ""))
-    with _progress(notes, len(ids) - talk.cache.seen) as advance:
-        begin = talk.cache.seen
-        talk.read(ids, progress=lambda position: advance(position - begin))
+    origin = talk.origin
+    if origin.tokens or origin.reason:
+        line = (
+            f"{origin.tokens:,} of {len(ids):,} tokens from {origin.source}, {origin.seconds:.2f} s"
+        )
+        notes.print(line + (f" ({origin.reason})" if origin.reason else ""))
+    begin = talk.cache.seen
+    try:
+        with _progress(notes, len(ids) - begin) as advance:
+            talk.read(ids, progress=lambda position: advance(position - begin))
+    except KeyboardInterrupt:
+        # part of an addition would be added again by the next command: then nothing was said yet
+        kept = _kept(talk, place if ids == whole else None)
+        if kept is not None:
+            notes.print(
+                f"stopped after {talk.cache.seen:,} of {len(ids):,} tokens, {kept}; "
+                "the same command goes on there"
+            )
+        raise
+
+
+def _gone_on(
+    talk: "Conversation",
+    place: "Place",
+    ids: list[int],
+    notes: Console,
+) -> list[int]:
+    """The ids to read after a session was resumed: a prompt is added, or says it all again."""
+    from kvplane.schedule import CHUNK  # noqa: PLC0415
+
+    words = talk.named.words
+    talk.resume(place.storage, place.session)
+    if talk.saved_words not in {None, words.name}:
+        notes.print(f"session {place.session} was written with the tokenizer {talk.saved_words}")
+    held = talk.ids
+    if CHUNK <= len(held) <= len(ids) and ids[: len(held)] == held:
+        # as after Ctrl-C while reading, or from who sends the whole conversation every time
+        notes.print(
+            f"the prompt begins with all that session {place.session} holds: it goes on there"
+        )
+        return ids
+    return held + ids[len(words.begin) :]
+
+
+def _kept(talk: "Conversation", place: "Place | None") -> str | None:
+    """Save what was committed until here, and take a cut; says what was saved, if anything."""
+    if not talk.cache.seen:
+        return None
+    talk.publish()
+    if place is None:
+        return None
+    written = talk.save(place.storage, place.session)
+    return f"saved session {place.session}: {human(written.nbytes_written)} new"
 
 
 @contextlib.contextmanager
@@ -176,8 +198,7 @@ def _progress(notes: Console, num_tokens: int) -> Iterator[Any]:
 
 def _say(
     talk: "Conversation",
-    storage: "Storage | None",
-    session: str | None,
+    place: "Place | None",
     *,
     max_new_tokens: int,
     temperature: float,
@@ -188,36 +209,46 @@ def _say(
 
     notes = Console(stderr=True, highlight=False)
     begin, read = time.perf_counter(), talk.cache.seen
+    heard: list[int] = []
     ended: BaseException | None = None
+    said = talk.say(
+        max_new_tokens,
+        temperature=temperature,
+        generator=torch.Generator().manual_seed(seed),
+    )
     try:
-        said = talk.say(
-            max_new_tokens,
-            temperature=temperature,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        for piece in talk.named.words.pieces(said):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+        _print(talk, _noted(said, heard))
     except (KeyboardInterrupt, ContextFull) as error:
-        # what was committed until here is whole: save it
+        # what was committed until here is whole: say and save it
         ended = error
+        _print(talk, talk.ids[read + len(heard) :])
+    seconds = time.perf_counter() - begin
     sys.stdout.write("\n")
     sys.stdout.flush()
-    seconds = time.perf_counter() - begin
-    if storage is not None and session is not None:
-        written = talk.save(storage, session)
-        if stats:
-            notes.print(f"saved session {session}: {human(written.nbytes_written)} new")
+    kept = _kept(talk, place)
     if stats:
+        notes.print(kept or "nothing saved: no --session")
         notes.print(_stats(talk, talk.cache.seen - read, seconds))
     if isinstance(ended, ContextFull):
-        kept = f" session {session} is saved;" if session else ""
+        intact = "" if place is None else f" session {place.session} is saved;"
         notes.print(
-            f"max_context {talk.cache.max_context} is reached;{kept} "
+            f"max_context {talk.cache.max_context} is reached;{intact} "
             "a new session, or a larger --max-context, goes on"
         )
     elif ended is not None:
         raise ended
+
+
+def _print(talk: "Conversation", ids: Iterable[int]) -> None:
+    for piece in talk.named.words.pieces(ids):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _noted(ids: Iterable[int], heard: list[int]) -> Iterator[int]:
+    for token in ids:
+        heard.append(token)
+        yield token
 
 
 def _stats(talk: "Conversation", said: int, seconds: float) -> str:

@@ -19,6 +19,7 @@ from kvplane.geometry import LayerGroup
 from kvplane.integrations.transformers import kinds, positions, prompts, saving
 from kvplane.integrations.transformers.attention import Rows, tag, use_store_order
 from kvplane.integrations.transformers.host import HostCache
+from kvplane.integrations.transformers.identity import fingerprint_of
 from kvplane.integrations.transformers.making import Making
 from kvplane.integrations.transformers.options import VIEW, check_one_device
 from kvplane.integrations.transformers.running import RunningStates
@@ -285,7 +286,8 @@ class HybridCache(HostCache):
             PositionError: there are states that cannot be saved.
             SessionLocked, StorageError: the older session of that name is still there.
         """
-        return saving.save(self, path, self._given(model), tokens, name=name, weights=weights)
+        fingerprint = fingerprint_of(self._given(model), weights=weights)
+        return saving.save(self, path, fingerprint, tokens, name=name)
 
     @classmethod
     def load(
@@ -304,7 +306,7 @@ class HybridCache(HostCache):
             SessionNotFound, PackMissing, PackCorrupt, PackVersion: nothing was made.
         """
         cache = cls(model, **options)
-        cache.origin = saving.load(cache, path, model, name=name, weights=weights)
+        saving.load(cache, path, fingerprint_of(model, weights=weights), name)
         return cache
 
     @classmethod
@@ -341,8 +343,8 @@ class HybridCache(HostCache):
         if not ids:
             raise ArgumentError(argument="tokens", expected="at least one", got=tokens)
         cache = cls(model, **options)
-        prefixes = saving.prefixes_of(root, model, weights=weights, salt=salt)
-        cache.origin = saving.begin(cache, prefixes, ids, strict=strict)
+        prefixes = PrefixCache(root, fingerprint_of(model, weights=weights), salt=salt)
+        saving.begin(cache, prefixes, ids, strict=strict)
         saving.read_ahead(cache, prefixes, ids)
         cache._prefixes = prefixes
         return cache

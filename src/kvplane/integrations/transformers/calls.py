@@ -2,14 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, ContextFull
-from kvplane.integrations.transformers.cache import HybridCache
 from kvplane.schedule import CHUNK, canonical
+
+if TYPE_CHECKING:
+    from kvplane.integrations.transformers.cache import HybridCache
 
 Model = Any
 
@@ -20,15 +22,19 @@ def cache_keyword(model: Model) -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
+def _check_fits(cache: "HybridCache", num_tokens: int) -> None:
+    if cache.seen + num_tokens > cache.max_context:
+        raise ContextFull(position=cache.seen, num_tokens=num_tokens, max_context=cache.max_context)
+
+
 @torch.no_grad()
-def call(model: Model, cache: HybridCache, ids: Sequence[int]) -> Tensor:
+def call(model: Model, cache: "HybridCache", ids: Sequence[int]) -> Tensor:
     """One forward of consecutive tokens; the logits of the last, `[vocabulary]`.
 
     Raises:
         ContextFull: they would pass the cache's max_context. Nothing was changed.
     """
-    if cache.seen + len(ids) > cache.max_context:
-        raise ContextFull(position=cache.seen, num_tokens=len(ids), max_context=cache.max_context)
+    _check_fits(cache, len(ids))
     tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
     facts: dict[str, Any] = {cache_keyword(model): cache, "use_cache": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
@@ -39,7 +45,7 @@ def call(model: Model, cache: HybridCache, ids: Sequence[int]) -> Tensor:
 
 def prefill(
     model: Model,
-    cache: HybridCache,
+    cache: "HybridCache",
     ids: Sequence[int],
     *,
     chunk: int = CHUNK,
@@ -59,13 +65,14 @@ def prefill(
 
     Raises:
         ArgumentError: an empty prompt, or one shorter than what the cache holds.
-        ContextFull: the prompt does not fit. What was read until then stays.
+        ContextFull: the prompt does not fit. Nothing was read.
         WindowLost: the whole prompt is held, and the ring cannot go back by a token.
     """
     if not ids or len(ids) < cache.seen:
         raise ArgumentError(
             argument="ids", expected=f"at least {max(1, cache.seen)} tokens", got=len(ids)
         )
+    _check_fits(cache, len(ids) - cache.seen)
     if len(ids) == cache.seen:
         cache.rewind(len(ids) - 1)
     logits = None
@@ -89,7 +96,7 @@ def chosen(
 
 def stream(
     model: Model,
-    cache: HybridCache,
+    cache: "HybridCache",
     logits: Tensor,
     *,
     max_new_tokens: int,

@@ -4,48 +4,25 @@ begin      a saved session, or a cut that the prompt starts with, or nothing
 read       what is not held yet, on the canonical schedule; cuts are taken on the way
 say        new tokens one by one, every one of them in the cache before the next
 save       what was read and said, under the session's name
+publish    a cut at the turn's end: the next prompt goes on from it
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, PackMismatch
+from kvplane.integrations.transformers import saving
 from kvplane.integrations.transformers.cache import HybridCache
-from kvplane.integrations.transformers.calls import call, chosen, prefill
+from kvplane.integrations.transformers.calls import call, chosen
 from kvplane.integrations.transformers.loading import NamedModel
-from kvplane.pack import (
-    PrefixCache,
-    Written,
-    load_session,
-    save_session,
-    wished_cuts,
-)
-from kvplane.pack.documents import SavedSession
-from kvplane.schedule import CHUNK
+from kvplane.pack import PrefixCache, Written, read_session
 from kvplane.session import Session
 from kvplane.storage import Storage
 
-
-@dataclass(slots=True)
-class Reuse:
-    """What did not have to be read.
-
-    Args:
-        tokens: how many.
-        source: where they came from, in words.
-        seconds: loading took.
-        reason: why not more; "" when there is nothing to explain.
-    """
-
-    tokens: int = 0
-    source: str = ""
-    seconds: float = 0.0
-    reason: str = ""
+SLACK = 1
 
 
 @dataclass(slots=True)
@@ -56,13 +33,13 @@ class Conversation:
         named: the model.
         cache: its rows.
         prefixes: cuts of this model; None takes none.
-        attention: as in `HybridCache`.
+        logits: of the last token read.
+        saved_words: the tokenizer that a resumed session was written with.
     """
 
     named: NamedModel
     cache: HybridCache
     prefixes: PrefixCache | None = None
-    reuse: Reuse = field(default_factory=Reuse)
     logits: Tensor | None = None
     saved_words: str | None = None
 
@@ -80,60 +57,42 @@ class Conversation:
             raise ArgumentError(argument="session", expected="at least one token", got="none")
         return session
 
-    def resume(self, storage: Storage, name: str) -> SavedSession:
+    @property
+    def origin(self) -> saving.Origin:
+        """What did not have to be read."""
+        return self.cache.origin or saving.Origin(tokens=0, source="nothing")
+
+    def resume(self, storage: Storage, name: str) -> None:
         """Go on from a saved session.
 
         Raises:
             PackMismatch: another model's session; names the part that differs.
             PackError: it is not there, or not what it says. Nothing was changed.
         """
-        begin = time.perf_counter()
-        store = self._made_store()
-        saved, loaded = load_session(storage, name, store, self.named.fingerprint)
+        saved = read_session(storage, name)
         if saved.tokens is None:
-            loaded.session.close()
             raise PackMismatch(field="tokens", expected="ids of every position", got=None)
-        self.cache.adopt(loaded.session, loaded.states)
+        saving.load(self.cache, storage, self.named.fingerprint, name)
         self.saved_words = saved.tokenizer
-        seconds = time.perf_counter() - begin
-        self.reuse = Reuse(saved.state.position, f"session {name}", seconds)
-        return saved
 
     def begin(self, ids: Sequence[int], *, strict: bool = False) -> None:
         """Take the deepest cut that a prompt starts with, where prefixes are kept."""
-        if self.prefixes is None:
-            return
-        begin = time.perf_counter()
-        match, loaded = self.prefixes.load(ids, self._made_store(), strict=strict, remember=True)
-        if loaded is not None:
-            self.cache.adopt(loaded.session, loaded.states)
-        seconds = time.perf_counter() - begin
-        self.reuse = Reuse(match.position, "the prompt cache", seconds, match.reason)
+        if self.prefixes is not None:
+            saving.begin(self.cache, self.prefixes, ids, strict=strict)
 
     def read(self, ids: Sequence[int], *, progress: Callable[[int], None] | None = None) -> None:
         """Read the part of `ids` that is not held yet; `ids` begins with what is.
 
         Raises:
             ArgumentError: it does not.
-            ContextFull: it does not fit; what was read until then stays.
+            ContextFull: it does not fit. Nothing was read.
         """
         held = self.ids
         if list(ids[: len(held)]) != held:
             raise ArgumentError(
                 argument="ids", expected=f"the {len(held)} held tokens first", got="others"
             )
-        groups = self.named.geometry.groups
-        cuts = set(wished_cuts(len(held), len(ids), groups, chunk=CHUNK))
-
-        def after(position: int) -> None:
-            if self.prefixes is not None and position in cuts:
-                self.prefixes.publish(
-                    self.session, ids[:position], states=self.cache.states() or None
-                )
-            if progress is not None:
-                progress(position)
-
-        self.logits = prefill(self.named.model, self.cache, ids, after=after)
+        self.logits = saving.read(self.cache, ids, len(ids), prefixes=self.prefixes, after=progress)
 
     def say(
         self,
@@ -154,23 +113,20 @@ class Conversation:
             yield token
 
     def save(self, storage: Storage, name: str) -> Written:
-        """Write the session under its name; only what is new is written."""
-        written = save_session(
+        """Write the session under its name, whose lock is held; only what is new is written."""
+        return saving.save_held(
+            self.cache,
             storage,
-            name,
-            self.session,
             self.named.fingerprint,
-            states=self.cache.states() or None,
+            self.ids,
+            name=name,
             tokenizer=self.named.words.name,
         )
-        if self.prefixes is not None:
-            # a turn's end: the next prompt of this conversation goes on from here
-            self.prefixes.publish(self.session, self.ids, states=self.cache.states() or None)
-        return written
 
-    def _made_store(self) -> Any:  # noqa: ANN401 - a KVStore
-        model = self.named.model
-        return self.cache.made_store(model.dtype, model.device)
+    def publish(self) -> None:
+        """Take a cut here, where prefixes are kept."""
+        if self.prefixes is not None:
+            saving.publish(self.cache, self.prefixes)
 
 
 def converse(
@@ -179,8 +135,11 @@ def converse(
     prefixes: PrefixCache | None = None,
     attention: str = "view",
     max_context: int | None = None,
-    memory: str = "auto",
 ) -> Conversation:
-    """An empty conversation with a model."""
-    cache = HybridCache(named.model, attention=attention, max_context=max_context, memory=memory)
+    """An empty conversation with a model.
+
+    Its rings have a row to spare: an interrupted call may cost one, and the last token of what was
+    saved must still be able to run again.
+    """
+    cache = HybridCache(named.model, attention=attention, max_context=max_context, slack=SLACK)
     return Conversation(named=named, cache=cache, prefixes=prefixes)

@@ -3,16 +3,16 @@
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvplane.errors import ArgumentError, GeometryError
-from kvplane.geometry import FULL, SLIDING, ModelGeometry
+from kvplane.geometry import FULL, SLIDING
 from kvplane.integrations.transformers import kinds
+from kvplane.integrations.transformers.identity import fingerprint_of
 from kvplane.models import nano
-from kvplane.pack import Fingerprint, weights_of
+from kvplane.pack import Fingerprint
 
 SHIPPED = "glimmer-nano"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,14 +47,12 @@ class NamedModel:
         name: what the person called it.
         model: transformers' model, in eval mode.
         words: its text.
-        geometry: of its rows.
         fingerprint: of its rows.
     """
 
     name: str
     model: Any
     words: Words
-    geometry: ModelGeometry
     fingerprint: Fingerprint
 
 
@@ -70,7 +68,7 @@ def load_model(name: str, *, dtype: str | None = None, device: str = "cpu") -> N
     where = checked_device(device)
     if name == SHIPPED:
         model = nano.load_nano(dtype=DTYPES[dtype or "float32"], device=where)
-        return _named(name, model, nano_words(), weights_of(nano.nano_path()))
+        return _named(name, model, nano_words())
     return _pretrained(name, dtype, where)
 
 
@@ -142,20 +140,12 @@ def _pretrained(name: str, dtype: str | None, device: torch.device) -> NamedMode
     except (OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ArgumentError(argument="model", expected="weights", got=first_line) from error
-    revision = getattr(model.config, "_commit_hash", None)
-    weights = f"rev:{revision}" if revision else weights_of(Path(name))
-    return _named(name, model.train(mode=False), _tokenizer_words(tokenizer, model), weights)
+    return _named(name, model.train(mode=False), _tokenizer_words(tokenizer, model))
 
 
-def _named(name: str, model: Any, words: Words, weights: str) -> NamedModel:  # noqa: ANN401
+def _named(name: str, model: Any, words: Words) -> NamedModel:  # noqa: ANN401
     check_hybrid(model.config, name)
-    text = kinds.text_config(model.config)
-    dtype = str(model.dtype).removeprefix("torch.")
-    geometry = kinds.geometry_of(text, kinds.kinds_of(text), dtype)
-    fingerprint = Fingerprint.of(geometry, weights=weights, config=model.config)
-    return NamedModel(
-        name=name, model=model, words=words, geometry=geometry, fingerprint=fingerprint
-    )
+    return NamedModel(name=name, model=model, words=words, fingerprint=fingerprint_of(model))
 
 
 def _tokenizer_words(tokenizer: Any, model: Any) -> Words:  # noqa: ANN401

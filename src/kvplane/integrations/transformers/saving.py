@@ -1,18 +1,21 @@
 """A cache's sessions on disk: saved and loaded by name, found by prefix.
 
-`HybridCache.save`, `load`, `for_prompt` and `publish` are the public doors.
+`HybridCache.save`, `load`, `for_prompt` and `publish` are the public doors, and `Conversation` the
+commands' own; all of them come through here.
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kvplane.errors import ArgumentError, PackMismatch
-from kvplane.integrations.transformers.identity import fingerprint_of
+from kvplane.errors import ArgumentError, ContextFull, PackMismatch
+from kvplane.integrations.transformers.calls import prefill
 from kvplane.pack import (
+    Fingerprint,
     PrefixCache,
     Written,
     load_session,
@@ -21,7 +24,9 @@ from kvplane.pack import (
     wished_cuts,
 )
 from kvplane.pack.reader import Loaded
-from kvplane.schedule import CHUNK, canonical
+from kvplane.schedule import CHUNK
+from kvplane.storage import Storage
+from kvplane.store import KVStore
 
 if TYPE_CHECKING:
     from kvplane.integrations.transformers.cache import HybridCache
@@ -40,12 +45,14 @@ class Origin:
         reason: why not more; "" where there is nothing to explain.
         same_numerics: whether all their rows were made by what this store's bits depend on, so
             that going on is, bit for bit, not having stopped.
+        seconds: finding and loading them took.
     """
 
     tokens: int
     source: str
     reason: str = ""
     same_numerics: bool = True
+    seconds: float = 0.0
 
 
 def ids_of(tokens: Ids) -> list[int]:
@@ -89,66 +96,125 @@ def held_ids(cache: "HybridCache", tokens: Ids | None) -> list[int] | None:
 def save(
     cache: "HybridCache",
     path: Root,
-    model: Any,  # noqa: ANN401 - any transformers model
+    fingerprint: Fingerprint,
     tokens: Ids | None,
     *,
     name: str,
-    weights: str | None,
 ) -> Written:
-    """Save a cache under a name in a root: `HybridCache.save`."""
+    """Save a cache under a name in a root, against other writers: `HybridCache.save`."""
     ids = held_ids(cache, tokens)
-    session = cache.session
-    if session is None:
+    if cache.session is None:
         raise ArgumentError(argument="cache", expected="at least one token", got="none")
     storage = open_root(path, create=True)
     with storage.lock(name):
-        return save_session(
-            storage,
-            name,
-            session,
-            fingerprint_of(model, weights=weights),
-            tokens=ids,
-            states=cache.states(),
-        )
+        return save_held(cache, storage, fingerprint, ids, name=name)
 
 
-def load(
+def save_held(
     cache: "HybridCache",
-    path: Root,
-    model: Any,  # noqa: ANN401 - any transformers model
+    storage: Storage,
+    fingerprint: Fingerprint,
+    ids: Sequence[int] | None,
     *,
     name: str,
-    weights: str | None,
-) -> Origin:
-    """Fill an empty cache from a saved session: `HybridCache.load`."""
-    storage = open_root(path)
-    store = cache.made_store(model.dtype, model.device)
-    fingerprint = fingerprint_of(model, weights=weights)
-    _, loaded = load_session(storage, name, store, fingerprint)
-    return _adopted(cache, loaded, f"session {name}", "")
+    tokenizer: str | None = None,
+) -> Written:
+    """Save a cache under a name whose lock the caller holds.
+
+    Args:
+        cache: with one sequence, and tokens in it.
+        storage: an opened root.
+        fingerprint: of the model that made the rows.
+        ids: of what was read; None where they are not known.
+        name: of the session.
+        tokenizer: recorded.
+
+    Raises:
+        ArgumentError, PackError, PositionError: as `HybridCache.save`.
+    """
+    if cache.session is None:
+        raise ArgumentError(argument="cache", expected="at least one token", got="none")
+    return save_session(
+        storage,
+        name,
+        cache.session,
+        fingerprint,
+        tokens=ids,
+        states=cache.states() or None,
+        tokenizer=tokenizer,
+    )
 
 
-def prefixes_of(
-    root: Root,
-    model: Any,  # noqa: ANN401 - any transformers model
-    *,
-    weights: str | None,
-    salt: bytes,
-) -> PrefixCache:
-    """The cuts of a model in a root."""
-    return PrefixCache(root, fingerprint_of(model, weights=weights), salt=salt)
+def load(cache: "HybridCache", root: Root | Storage, fingerprint: Fingerprint, name: str) -> None:
+    """Fill an empty cache from a saved session; its `origin` says what it then holds.
+
+    Raises:
+        PackError: as `HybridCache.load`. The cache is empty.
+    """
+    begun = time.perf_counter()
+    _, loaded = load_session(open_root(root), name, _store_for(cache), fingerprint)
+    _adopt(cache, loaded, f"session {name}", "", begun)
 
 
 def begin(
-    cache: "HybridCache", prefixes: PrefixCache, ids: Sequence[int], *, strict: bool
-) -> Origin:
-    """Fill an empty cache from the deepest cut that a prompt starts with."""
-    model = cache.model
-    store = cache.made_store(model.dtype, model.device)
-    match, loaded = prefixes.load(ids, store, strict=strict, remember=True)
+    cache: "HybridCache", prefixes: PrefixCache, ids: Sequence[int], *, strict: bool = False
+) -> None:
+    """Fill an empty cache from the deepest cut that a prompt starts with; `origin` says which.
+
+    Raises:
+        PackError: two cuts in a row were damaged. The cache is empty.
+    """
+    begun = time.perf_counter()
+    match, loaded = prefixes.load(ids, _store_for(cache), strict=strict, remember=True)
     if loaded is None:
-        return Origin(tokens=0, source="nothing", reason=match.reason)
-    return _adopted(cache, loaded, "a cut", match.reason)
+        seconds = time.perf_counter() - begun
+        cache.origin = Origin(tokens=0, source="nothing", reason=match.reason, seconds=seconds)
+    else:
+        _adopt(cache, loaded, "the prompt cache", match.reason, begun)
+
+
+def read(
+    cache: "HybridCache",
+    ids: Sequence[int],
+    stop: int,
+    *,
+    prefixes: PrefixCache | None = None,
+    after: Callable[[int], None] | None = None,
+) -> Tensor | None:
+    """Read a prompt up to `stop` on the canonical schedule, and take cuts on the way.
+
+    Args:
+        cache: holds a beginning of `ids`.
+        ids: the whole prompt: which cuts are wished depends on where it ends.
+        stop: position.
+        prefixes: where cuts go; None takes none.
+        after: called with the position after each call.
+
+    Returns:
+        The logits of the last token that was read; None when nothing was.
+
+    Raises:
+        ContextFull: the whole prompt does not fit. Nothing was read.
+    """
+    if len(ids) > cache.max_context:
+        num_tokens = len(ids) - cache.seen
+        raise ContextFull(position=cache.seen, num_tokens=num_tokens, max_context=cache.max_context)
+    cuts: list[int] = []
+    if prefixes is not None:
+        cuts = wished_cuts(cache.seen, len(ids), cache.groups, chunk=CHUNK)
+
+    def noted(position: int) -> None:
+        if prefixes is not None and position in cuts:
+            publish(cache, prefixes)
+        if after is not None:
+            after(position)
+
+    logits = None
+    if stop > cache.seen or stop == len(ids):
+        logits = prefill(cache.model, cache, ids[:stop], after=noted)
+    # taken as the rest is read, published with the turn's end
+    cache.wish([cut for cut in cuts if cut > cache.seen])
+    return logits
 
 
 def read_ahead(cache: "HybridCache", prefixes: PrefixCache, ids: Sequence[int]) -> None:
@@ -156,16 +222,7 @@ def read_ahead(cache: "HybridCache", prefixes: PrefixCache, ids: Sequence[int]) 
 
     What follows the last whole chunk, or the last token, is left: its call gives the logits.
     """
-    from kvplane.integrations.transformers.calls import call  # noqa: PLC0415 - it imports the cache
-
-    cuts = wished_cuts(cache.seen, len(ids), cache.groups, chunk=CHUNK)
-    stop = (len(ids) - 1) - (len(ids) - 1) % CHUNK
-    for part in canonical(cache.seen, max(cache.seen, stop)):
-        call(cache.model, cache, ids[part.start : part.stop])
-        if part.stop in cuts:
-            publish(cache, prefixes)
-    # taken as the rest is read, published with the turn's end
-    cache.wish([cut for cut in cuts if cut > cache.seen])
+    read(cache, ids, (len(ids) - 1) // CHUNK * CHUNK, prefixes=prefixes)
 
 
 def publish(cache: "HybridCache", prefixes: PrefixCache) -> list[int]:
@@ -191,7 +248,11 @@ def publish(cache: "HybridCache", prefixes: PrefixCache) -> list[int]:
     return taken
 
 
-def _adopted(cache: "HybridCache", loaded: Loaded, source: str, reason: str) -> Origin:
+def _store_for(cache: "HybridCache") -> KVStore:
+    return cache.made_store(cache.model.dtype, cache.model.device)
+
+
+def _adopt(cache: "HybridCache", loaded: Loaded, source: str, reason: str, begun: float) -> None:
     session = loaded.session
     try:
         cache.adopt(session, loaded.states)
@@ -199,9 +260,10 @@ def _adopted(cache: "HybridCache", loaded: Loaded, source: str, reason: str) -> 
         session.close()
         raise
     numerics = session.store.numerics
-    return Origin(
+    cache.origin = Origin(
         tokens=session.position,
         source=source,
         reason=reason,
         same_numerics=all(made == numerics for _, made in session.ledger.numerics),
+        seconds=time.perf_counter() - begun,
     )
