@@ -65,6 +65,7 @@ class GroupStep:
             everything that goes when the session records.
         oldest_visible: the oldest position that the step's first token sees, if it has any.
         waits: whether the chunk must wait until its queries have read the old window.
+        row: the one row that a token takes, when nothing of the plane must be kept for it.
         stored: whether any row of the group may have changed.
     """
 
@@ -81,6 +82,7 @@ class GroupStep:
     waits: bool = field(init=False)
     rows: list[range] = field(init=False)
     oldest_visible: int = field(init=False)
+    row: int | None = field(init=False, default=None)
     stored: bool = field(init=False, default=False)
     _saved: dict[int, list[Saved]] = field(init=False, default_factory=dict)
     _visible: dict[bool, list[range]] = field(init=False, default_factory=dict)
@@ -98,6 +100,8 @@ class GroupStep:
             self.keep_unstored = True
         self.waits = len(self.lost) > 0 or self.source.source_first > 0
         self.rows = self.after.rows_of(first + self.source.source_first, self.after.next_position)
+        if self.num_tokens == 1 and not self.journalled:
+            self.row = self.rows[0].start
 
     @property
     def first(self) -> int:

@@ -102,7 +102,7 @@ class StorePlan:
     def rounded(
         self, layer: int, rows: tuple[Tensor, Tensor], *, batch: int | None, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Key and value of a step as `[batch, tokens, kv_head, dim]` in the planes' dtype.
+        """Key and value of a step, shaped as given, in the planes' dtype.
 
         Raises:
             TensorMismatch: shape, dtype or device.
@@ -111,9 +111,18 @@ class StorePlan:
         lead = (count, group.num_kv_heads) if batch is None else (batch, count, group.num_kv_heads)
         key = self._rounded(layer, "key", rows[0], (*lead, group.head_dim))
         value = self._rounded(layer, "value", rows[1], (*lead, group.value_head_dim))
-        return (key, value) if batch is not None else (key.unsqueeze(0), value.unsqueeze(0))
+        return key, value
 
     def _rounded(self, layer: int, what: str, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        if (
+            type(rows) is Tensor
+            and rows.dtype is self.dtype
+            and rows.shape == shape
+            and rows.device == self.device
+            and not rows.requires_grad
+        ):
+            # what a model on its way hands over, a layer at a time
+            return rows
         self._check(layer, what, rows, shape)
         if rows.dtype is self.dtype:
             return rows.detach() if rows.requires_grad else rows

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvplane.kernels import vectorized
+from kvplane.kernels.addressed import addresses_of, put_row
 from kvplane.memory import Hold, Span
 
 
@@ -73,7 +74,7 @@ class Plane:
         span: the bytes; unrolled ones show every row a second time, `capacity` rows further.
     """
 
-    __slots__ = ("_only", "key", "shape", "span", "unrolled", "value")
+    __slots__ = ("_addresses", "_only", "key", "shape", "span", "unrolled", "value")
 
     key: Tensor
     value: Tensor
@@ -84,6 +85,7 @@ class Plane:
         self.unrolled = span.unrolled
         self.key, self.value = _rows(span.tensor(), shape, unrolled=span.unrolled)
         self._only = (self.key[0], self.value[0])
+        self._addresses = addresses_of(self.key), addresses_of(self.value)
 
     def runs(self, runs: Sequence[range]) -> Sequence[range]:
         """The same rows in as few runs as this memory shows them: one when it is unrolled."""
@@ -100,6 +102,20 @@ class Plane:
         """One more owner of the pages behind rows; None where pages cannot be shared."""
         ranges = [part for run in runs for part in self.shape.byte_ranges(run)]
         return self.span.hold(sorted(ranges, key=lambda part: part.start))
+
+    def put(self, row: int, key: Tensor, value: Tensor) -> bool:
+        """Copy one token, `[..., 1, kv_head, dim]`, into a row where that is quicker by address.
+
+        Returns:
+            Whether both were copied; when not, `store` is to be called.
+        """
+        of_key, of_value = self._addresses
+        return (
+            of_key is not None
+            and of_value is not None
+            and put_row(of_key, row, key)
+            and put_row(of_value, row, value)
+        )
 
     def store(self, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
         """Copy `[batch, tokens, kv_head, dim]` into rows, in the order of `runs`."""
@@ -126,10 +142,8 @@ class Plane:
     def only_spans(self, runs: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
         """The same without the batch axis, of a plane with one sequence."""
         key, value = self._only
-        return [
-            (key.narrow(0, run.start, len(run)), value.narrow(0, run.start, len(run)))
-            for run in self.runs(runs)
-        ]
+        rows = [slice(run.start, run.stop) for run in self.runs(runs)]
+        return [(key[part], value[part]) for part in rows]
 
     def copy_of(self, runs: Sequence[range]) -> tuple[Tensor, Tensor]:
         """The rows as fresh token-major tensors, in the order of `runs`."""

@@ -11,7 +11,7 @@ The row of a position never changes while a cursor lives: whatever is appended, 
 rewound, `origin_physical - origin_logical` stays the same modulo the capacity.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from kvplane.errors import ArgumentError, CacheDiscontinuity, ContextFull, EvictedPosition
@@ -152,8 +152,11 @@ class RingCursor:
             raise ArgumentError(argument="stop", expected=f"at least {first}", got=stop)
         if first == stop:
             return []
-        row = self.row_of(first)
-        self.row_of(stop - 1)
+        if first < self.origin_logical or stop > self.next_position:
+            # the one that is named first
+            self.row_of(first)
+            self.row_of(stop - 1)
+        row = self._row(first)
         before_seam = min(stop - first, self.capacity - row)
         after_seam = stop - first - before_seam
         runs = [range(row, row + before_seam)]
@@ -184,7 +187,12 @@ class RingCursor:
 
     def copy(self) -> Self:
         """An equal cursor of its own."""
-        return replace(self)
+        # what is copied was checked when it was made: every step copies each group's cursor
+        twin = object.__new__(type(self))
+        twin.capacity, twin.length = self.capacity, self.length
+        twin.origin_logical, twin.origin_physical = self.origin_logical, self.origin_physical
+        twin.max_context = self.max_context
+        return twin
 
     def as_tuple(self) -> tuple[int, int, int, int]:
         """(capacity, length, origin_logical, origin_physical)."""

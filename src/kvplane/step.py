@@ -167,6 +167,13 @@ class Step:
         if self._waiting:
             self._flush_waiting()
         part = self._groups[plan.group_ids[layer]]
+        if part.row is not None and not self._capture:
+            part.stored = True
+            if plane.put(part.row, key, value):
+                self.written.add(layer)
+                return
+        if session.batch is None:
+            key, value = key.unsqueeze(0), value.unsqueeze(0)
         for cut in self._capture:
             if part.group.sliding_window is not None:
                 self._captures.setdefault(cut, {})[layer] = part.captured(cut, plane, key, value)
@@ -279,9 +286,11 @@ class Step:
         """A layer's group, the plane it reads, and the chunk that is not stored there yet."""
         if self._state != "open":
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
-        owner = self._session.geometry.owner(layer)
-        if owner not in self.written:
-            raise StepIncomplete(layers=[owner], aborted=False)
+        owner = layer
+        if type(layer) is not int or layer not in self.written:
+            owner = self._session.geometry.owner(layer)
+            if owner not in self.written:
+                raise StepIncomplete(layers=[owner], aborted=False)
         part = self._groups[self._session.plan.group_ids[owner]]
         chunk = self._waiting.get(owner)
         if chunk is None and part.waits:
