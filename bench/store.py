@@ -174,6 +174,9 @@ def snapshots():
     source = torch.randint(0, 255, (kept.nbytes,), dtype=torch.uint8)
     target = torch.empty_like(source)
 
+    store = session.store
+    on_heap, in_files = heap.restore(kept), store.restore(kept)
+
     def restore(store):
         store.restore(kept).close()
 
@@ -182,8 +185,10 @@ def snapshots():
             "memcpy into touched memory": lambda: target.copy_(source),
             "copy into fresh memory": source.clone,
             "snapshot": lambda: session.snapshot().nbytes,
-            "restore into memory files, and closed": lambda: restore(session.store),
-            "restore into the heap, and closed": lambda: restore(heap),
+            "restore into fresh heap, and closed": lambda: restore(heap),
+            "restore into fresh memory files, and closed": lambda: restore(session.store),
+            "restore into a session of the heap": lambda: heap.restore(kept, into=on_heap),
+            "restore into a session of memory files": lambda: store.restore(kept, into=in_files),
         },
         rounds=3,
         seconds=0.5,

@@ -115,7 +115,10 @@ class Oracle:
     def reset(self):
         self.history = {}
         self.held = {layer: {} for layer in self.windows}
-        self.born = dict.fromkeys(self.windows, (self.first, 0))
+        self.born = {
+            layer: (self.first, self.first % self.capacities[layer] if window is None else 0)
+            for layer, window in self.windows.items()
+        }
         self._forget_recorded()
 
     def _forget_recorded(self):

@@ -108,6 +108,14 @@ def test_every_layer_that_owns_rows_is_in_the_group_that_group_of_names():
     assert [0, 1, 0, 2] == [geometry.groups.index(geometry.group_of(layer)) for layer in range(4)]
 
 
+@pytest.mark.parametrize("layer", [True, 1.0, "1", None, [1]], ids=repr)
+def test_only_an_int_names_a_layer(layer):
+    geometry = model(sliding(), full())
+
+    with pytest.raises(GeometryError, match="layer = "):
+        geometry.group_of(layer)
+
+
 def test_a_layer_that_shares_rows_owns_none_and_reads_its_owners():
     geometry = model(sliding(), full(), sliding(shares_kv_with=0), full(shares_kv_with=1))
 

@@ -149,6 +149,19 @@ class Sessions(RuleBasedStateMachine):
         snapshot, oracle = self.snapshots[which % len(self.snapshots)]
         self.adopt(self.store.restore(snapshot), oracle.copy())
 
+    @precondition(lambda self: self.snapshots and self.pairs)
+    @rule(which=st.integers(0, 9), place=pick)
+    def restore_into(self, which, place):
+        session, _ = self.pair(place)
+        snapshot, kept = self.snapshots[which % len(self.snapshots)]
+        if session.read_only or session.batch != snapshot.batch:
+            return
+        self.store.restore(snapshot, into=session)
+        self.pairs[place % len(self.pairs)] = (session, kept.copy())
+        for checkpoint in self.kept:
+            if checkpoint[0] is session:
+                checkpoint[3] = True
+
     @precondition(lambda self: self.pairs)
     @rule(which=pick)
     def reset(self, which):

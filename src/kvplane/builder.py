@@ -12,19 +12,13 @@ from torch import Tensor
 
 from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
 from kvplane.ledger import Ledger
-from kvplane.plan import StorePlan
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.session import Session
-from kvplane.snapshot import Cursor, Snapshot
-from kvplane.tokens import check_kind
 from kvplane.touched import Touched
 
 if TYPE_CHECKING:
     from kvplane.store import KVStore
-
-
-FIELDS = "(capacity, length, origin_logical, origin_physical)"
 
 
 class SessionBuilder:
@@ -90,9 +84,14 @@ class SessionBuilder:
     def _backed(self, layer: int, first: int, stop: int) -> list[range]:
         name = self._store.plan.group_ids[layer]
         runs = self.cursors[name].rows_of(first, stop)
+        plane = self.planes[layer]
+        if not plane.span.backed_by_need and not self._num_filled[layer]:
+            live = self.cursors[name].live
+            for run in self.cursors[name].rows_of(live.start, live.stop):
+                plane.span.back(plane.shape.byte_ranges(run))
         for run in runs:
             self._session.touched[name].add(run)
-            self.planes[layer].back(run)
+            plane.back(run)
         return runs
 
     def share(self, layer: int, source: Plane) -> bool:
@@ -130,9 +129,9 @@ class SessionBuilder:
         if layer not in self.planes:
             raise ArgumentError(argument="layer", expected="one that owns rows", got=layer)
         plane = self.planes[layer]
-        _check_rows(layer, "key", key, plane.key)
+        check_rows(layer, "key", key, plane.key)
         count = key.shape[1]
-        _check_rows(layer, "value", value, plane.value)
+        check_rows(layer, "value", value, plane.value)
         if value.shape[1] != count:
             raise TensorMismatch(layer=layer, what="value rows", expected=count, got=value.shape[1])
         plane.store(self._backed(layer, first, first + count), key, value)
@@ -166,7 +165,7 @@ class SessionBuilder:
             self.arena.release()
 
 
-def _check_rows(layer: int, what: str, rows: object, like: Tensor) -> None:
+def check_rows(layer: int, what: str, rows: object, like: Tensor) -> None:
     """Refuse what is not `[batch, rows, kv_head, dim]` in the plane's dtype: TensorMismatch."""
     expected = f"[{like.shape[0]}, rows, {like.shape[2]}, {like.shape[3]}] {like.dtype}"
     if not isinstance(rows, Tensor):
@@ -175,86 +174,6 @@ def _check_rows(layer: int, what: str, rows: object, like: Tensor) -> None:
     if not same or (rows.shape[0], *rows.shape[2:]) != (like.shape[0], *like.shape[2:]):
         got = f"{list(rows.shape)} {rows.dtype}"
         raise TensorMismatch(layer=layer, what=what, expected=expected, got=got)
-
-
-def adapted(
-    plan: StorePlan,
-    cursors: Mapping[str, Cursor],
-    *,
-    first_position: int,
-    any_capacity: bool,
-) -> dict[str, RingCursor]:
-    """Cursors from elsewhere, in this store's planes.
-
-    Raises:
-        SnapshotMismatch: another set of groups, positions that disagree or do not fit, rows
-            missing that the next token needs, a ring of another capacity where rotation matters.
-    """
-    groups = {group.id: group for group in plan.geometry.groups}
-    check_kind("cursors", cursors, Mapping, "a mapping")
-    if cursors.keys() != groups.keys():
-        got = sorted(map(str, cursors))
-        raise SnapshotMismatch(field="groups", expected=sorted(groups), got=got)
-    result = {}
-    for name, group in groups.items():
-        check_kind("cursors", cursors[name], Sequence, FIELDS)
-        if len(cursors[name]) != 4:  # noqa: PLR2004 - the fields named beside it
-            raise SnapshotMismatch(field="cursor", expected=FIELDS, got=cursors[name])
-        given = RingCursor(*cursors[name])
-        capacity, position = plan.capacities[name], given.next_position
-        if position > plan.max_context:
-            expected = f"at most {plan.max_context}"
-            raise SnapshotMismatch(field="position", expected=expected, got=position)
-        oldest = first_position
-        if group.sliding_window is not None:
-            oldest = max(first_position, position - (group.sliding_window - 1))
-        if not first_position <= given.origin_logical <= oldest:
-            expected = f"from within [{first_position}, {oldest}] on"
-            raise SnapshotMismatch(field=f"rows of {name}", expected=expected, got=given.live)
-        if given.capacity == capacity:
-            given.max_context = plan.max_context
-            result[name] = given
-            continue
-        if group.sliding_window is not None and not any_capacity:
-            field = f"capacity of {name}"
-            raise SnapshotMismatch(field=field, expected=capacity, got=given.capacity)
-        # the newest rows, where a session born at 0 holds them
-        length = min(given.length, capacity)
-        origin = position - length
-        row = divmod(origin, capacity)[1]
-        result[name] = RingCursor(capacity, length, origin, row, max_context=plan.max_context)
-    positions = {cursor.next_position for cursor in result.values()}
-    if len(positions) != 1:
-        raise SnapshotMismatch(field="position", expected="one", got=sorted(positions))
-    return result
-
-
-def restored(store: "KVStore", snapshot: Snapshot) -> Session:
-    """A new session of a snapshot; `KVStore.restore` is the public door."""
-    if snapshot.geometry != store.geometry:
-        raise SnapshotMismatch(field="geometry", expected=store.geometry, got=snapshot.geometry)
-    if snapshot.dtype != store.dtype:
-        raise SnapshotMismatch(field="dtype", expected=store.dtype, got=snapshot.dtype)
-    builder = store.builder(
-        snapshot.cursors,
-        batch=snapshot.batch,
-        first_position=snapshot.first_position,
-        tokens=snapshot.tokens,
-        ledger=Ledger(
-            first_position=snapshot.first_position,
-            canonical=snapshot.canonical,
-            numerics=list(snapshot.numerics),
-        ),
-    )
-    try:
-        for layer, (key, value) in snapshot.rows.items():
-            cursor = builder.cursors[store.plan.group_ids[layer]]
-            kept = slice(key.shape[1] - cursor.length, None)
-            builder.write(layer, cursor.origin_logical, key[:, kept], value[:, kept])
-    except BaseException:
-        builder.abandon()
-        raise
-    return builder.finish()
 
 
 def forked(store: "KVStore", session: Session) -> Session:

@@ -1,4 +1,4 @@
-"""What is done to a session's rows as a whole: rewinding, reordering, copying out."""
+"""What is done to a session's rows as a whole: rewinding, reordering, emptying, copying out."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ import torch
 
 from kvplane.errors import ArgumentError, WindowLost
 from kvplane.geometry import LayerGroup
+from kvplane.ledger import Ledger
 from kvplane.ring import RingCursor
 from kvplane.snapshot import Snapshot
 from kvplane.tokens import check_kind, whole
@@ -73,6 +74,19 @@ def reorder(session: "Session", sequences: list[int]) -> None:
         session.ids = [list(session.ids[place]) for place in sequences]
     if session.undo is not None:
         session.undo.clear()
+
+
+def empty(session: "Session", first_position: int) -> None:
+    """Let go of every row and place, with row 0 of every ring next; the memory stays."""
+    for checkpoint in list(session.checkpoints):
+        checkpoint.lost_by = first_position
+    if session.undo is not None:
+        session.undo.clear()
+    session.first_position = first_position
+    session.ledger = Ledger(first_position=first_position)
+    session.captures = {}
+    session.marks = set()
+    session.cursors = session.plan.cursors(first_position, 0)
 
 
 def detached(session: "Session", device: torch.device | str) -> Snapshot:

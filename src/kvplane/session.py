@@ -29,7 +29,7 @@ from kvplane.ledger import Ledger
 from kvplane.plan import StorePlan, checked_device
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
-from kvplane.rows import checked_sequences, detached, reorder, rewound
+from kvplane.rows import checked_sequences, detached, empty, reorder, rewound
 from kvplane.snapshot import Capture, Snapshot
 from kvplane.step import Step
 from kvplane.tokens import as_tokens, check_kind, checked_position
@@ -307,22 +307,12 @@ class Session:
         with self.guard:
             self.check_writable("a reset")
             self.check_idle()
-            cursors = {
-                name: RingCursor(
-                    cursor.capacity,
-                    origin_logical=self.first_position,
-                    max_context=cursor.max_context,
-                )
-                for name, cursor in self.cursors.items()
-            }
-            self._cut(self.first_position, cursors)
-            for checkpoint in list(self.checkpoints):
-                checkpoint.lost_by = self.first_position
-            if self.undo is not None:
-                self.undo.clear()
+            freed = self.full_nbytes
+            empty(self, self.first_position)
+            self.charge(-freed)
             for plane in self.planes.values():
                 plane.span.discard()
-            self.touched = {name: Touched() for name in cursors}
+            self.touched = {name: Touched() for name in self.cursors}
 
     def freeze(self) -> None:
         """Make the session read-only for good: a prefix that others fork from."""
@@ -359,6 +349,12 @@ class Session:
         """Refuse while a step is open: StepOpen."""
         if self.open_step is not None:
             raise StepOpen(first=self.open_step.first, stop=self.open_step.stop)
+
+    @property
+    def full_nbytes(self) -> int:
+        """Bytes of the full planes' rows of all committed positions."""
+        count = self.position - self.first_position
+        return count * self.plan.full_row_nbytes * self.num_sequences
 
     def charge(self, nbytes: int) -> None:
         """Count bytes that this session takes, or gives back when negative: LimitReached."""

@@ -12,7 +12,7 @@ import torch
 from kvplane._version import __version__
 from kvplane.account import Account
 from kvplane.batch import BatchStep
-from kvplane.builder import SessionBuilder, adapted, forked, restored, selected
+from kvplane.builder import SessionBuilder, forked, selected
 from kvplane.describe import Description, MemoryReport, describe, report
 from kvplane.errors import ArgumentError, SessionClosed
 from kvplane.footprint import capacity_of
@@ -29,6 +29,7 @@ from kvplane.plan import (
 )
 from kvplane.plane import Layout, Plane
 from kvplane.processor import processor_of
+from kvplane.restoring import adapted, refilled, restored
 from kvplane.rows import checked_sequences
 from kvplane.schedule import CHUNK
 from kvplane.session import Session
@@ -239,16 +240,27 @@ class KVStore:
             ledger=ledger or Ledger(first_position=first_position),
         )
 
-    def restore(self, snapshot: Snapshot) -> Session:
-        """A new session with the snapshot's rows, rotation and provenance.
+    def restore(self, snapshot: Snapshot, *, into: Session | None = None) -> Session:
+        """A session with the snapshot's rows, rotation and provenance.
+
+        Args:
+            snapshot: of a session of the same geometry and dtype.
+            into: a session of this store whose memory is used again: fresh pages cost more than
+                the rows' copy. What it held is gone, its checkpoints too. None: a new session.
 
         Raises:
-            ArgumentError: it is no snapshot.
-            SnapshotMismatch: geometry, dtype, capacity or context. Nothing was made.
+            ArgumentError: it is no snapshot, or `into` no session of this store.
+            SnapshotMismatch: geometry, dtype, batch, capacity or context. Nothing was made or
+                changed, as after every refusal.
+            TensorMismatch: rows of another shape or dtype.
             LimitReached, MemoryUnavailable: as in `open`.
+            StepOpen, SessionClosed, SessionReadOnly: `into` cannot be changed now.
         """
         check_kind("snapshot", snapshot, Snapshot, "a Snapshot")
-        return restored(self, snapshot)
+        if into is None:
+            return restored(self, snapshot)
+        check_kind("into", into, Session, "a session of this store")
+        return refilled(self, snapshot, into)
 
     def fork_of(self, session: Session) -> Session:
         """A second session with the same rows; `Session.fork` is the public door."""

@@ -22,7 +22,7 @@ class Span(Protocol):
 
     nbytes: int
     unrolled: bool
-    # whether `back` must be called before bytes are written
+    # whether `back` must be called before bytes are written; else it is a hint for many at once
     backed_by_need: bool
 
     def tensor(self) -> torch.Tensor:
