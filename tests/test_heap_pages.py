@@ -41,7 +41,7 @@ def asked(plane):
     return total
 
 
-def store(layout, max_context=16_384):
+def store(layout, max_context=15_001):
     geometry = ModelGeometry.uniform(
         ["full_attention"], sliding_window=None, num_kv_heads=2, head_dim=128, dtype="float16"
     )

@@ -165,8 +165,8 @@ def _checked_rows(
         for what, part in (("key", key), ("value", value)):
             count = part.shape[1]
             if count < length or count != key.shape[1]:
-                expected = max(length, key.shape[1])
-                raise TensorMismatch(layer=layer, what=f"{what} rows", expected=expected, got=count)
+                wanted = max(length, key.shape[1])
+                raise TensorMismatch(layer=layer, what=f"{what} rows", expected=wanted, got=count)
         kept = slice(key.shape[1] - length, None)
         rows[layer] = (key[:, kept], value[:, kept])
     return rows
