@@ -36,6 +36,7 @@ After each refusal everything is as it was before the call.
     x PackTooLarge           a length passes the format's limit
     x SessionLocked          another process writes this session
     x SessionNotFound        no saved session of that name
+    x KvpackRejected         bytes that are not what kvpack v1 demands
     + StorageError           the root cannot be read or written as asked
       x StorageMissing       nothing is stored under a name (also a FileNotFoundError)
 """
@@ -353,6 +354,15 @@ class SessionNotFound(PackError):
         super().__init__(f"no session {name!r}{hint}")
         self.name = name
         self.nearest = tuple(nearest)
+
+
+class KvpackRejected(PackError):
+    """Bytes that are not what kvpack v1 demands; `category` is that format's own word for it."""
+
+    def __init__(self, *, category: str, what: str) -> None:
+        super().__init__(f"kvpack ({category}): {what}")
+        self.category = category
+        self.what = what
 
 
 class StorageError(PackError):
