@@ -157,7 +157,8 @@ def test_reading_into_memory_that_fails_is_a_typed_error(new_root):
 
     def run(system):
         buffer = bytearray(len(OLD) - 4)
-        LocalStorage(root, system=system).read_into(SESSION, buffer, first=4)
+        with LocalStorage(root, system=system).reading(SESSION) as file:
+            file.read_into(buffer, first=4)
         return bytes(buffer)
 
     for fault in each_fault(run):

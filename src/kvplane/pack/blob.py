@@ -8,16 +8,16 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvplane.errors import ArgumentError, PackCorrupt
 from kvplane.geometry import LayerGroup
+from kvplane.pack.copies import copy_out
 from kvplane.pack.encoding import digest, is_hex
 from kvplane.pack.header import (
-    PREFIX_NBYTES,
     Entry,
     Header,
     entries_text,
@@ -25,7 +25,7 @@ from kvplane.pack.header import (
     joined_header,
     written_header,
 )
-from kvplane.pack.limits import BLOCK, FORMAT, LAYERS
+from kvplane.pack.limits import BLOCK, FORMAT, LAYERS, TOKENS
 
 __all__ = [
     "Header",
@@ -34,9 +34,12 @@ __all__ = [
     "check_digest",
     "check_rows",
     "check_states",
+    "expected_header",
+    "header_limit",
     "header_of",
+    "layers_in_order",
     "row_blob",
-    "rows_in",
+    "says",
     "state_blob",
     "tensors_of",
 ]
@@ -171,14 +174,12 @@ def _written(
     end = entries[-1].stop if entries else 0
     data = memory(len(header) + end)
     data[: len(header)] = header
-    if end:
-        at = len(header)
-        flat = torch.frombuffer(data, dtype=torch.uint8)
-        for entry in entries:
-            for span in spans[entry.name]:
-                if span.nbytes:
-                    flat[at : at + span.nbytes].view(span.dtype).view(span.shape).copy_(span)
-                    at += span.nbytes
+    at = len(header)
+    for entry in entries:
+        for span in spans[entry.name]:
+            if span.nbytes:
+                copy_out(span, data, at)
+                at += span.nbytes
     return data
 
 
@@ -206,69 +207,34 @@ def check_rows(header: Header, group: LayerGroup, path: str) -> range:
     return range(first, first + count)
 
 
-class BlobRows(NamedTuple):
-    """The rows in a blob's bytes, as views of them.
-
-    Args:
-        held: their positions.
-        keys: `[layers, rows, kv_heads, head_dim]`.
-        values: `[layers, rows, kv_heads, value_head_dim]`.
-        places: by layer: its place among the layers.
-    """
-
-    held: range
-    keys: Tensor
-    values: Tensor
-    places: Mapping[int, int]
+@lru_cache(maxsize=64)
+def layers_in_order(group: LayerGroup) -> tuple[int, ...]:
+    """A group's layers as a blob has them: by name, where 10 comes before 2."""
+    names = [name for name, _, _ in row_tensors(group, 1)[::2]]
+    return tuple(int(name.split(".")[1]) for name in names)
 
 
 @lru_cache(maxsize=64)
-def _places(group: LayerGroup) -> Mapping[int, int]:
-    # in the order of names, where 10 comes before 2
-    names = [name for name, _, _ in row_tensors(group, 1)[::2]]
-    return {int(name.split(".")[1]): place for place, name in enumerate(names)}
+def header_limit(group: LayerGroup) -> int:
+    """Bytes that hold the header of any blob of a group's rows, its length included."""
+    return len(expected_header(group, range(BLOCK * (TOKENS // BLOCK), TOKENS + BLOCK)))
 
 
-def rows_in(data: bytearray | memoryview, group: LayerGroup, path: str) -> BlobRows:
-    """The rows in a blob of a group.
-
-    Raises:
-        PackCorrupt, PackTooLarge, PackVersion: it is none of the group's; names the lie.
-    """
-    held = _held(data, group)
-    if held is None:
-        held = check_rows(header_of(data, path), group, path)
-    count, heads = len(held), group.num_kv_heads
-    dim, value_dim = group.head_dim, group.value_head_dim
-    first = PREFIX_NBYTES + int.from_bytes(data[:PREFIX_NBYTES], "little")
-    flat = torch.frombuffer(data, dtype=torch.uint8)[first:].view(DTYPES[GROUP_DTYPES[group.dtype]])
-    key_size, size = count * heads * dim, count * heads * (dim + value_dim)
-    layers = len(group.layers)
-    return BlobRows(
-        held=held,
-        keys=flat.as_strided((layers, count, heads, dim), (size, heads * dim, dim, 1)),
-        values=flat[key_size:].as_strided(
-            (layers, count, heads, value_dim), (size, heads * value_dim, value_dim, 1)
-        ),
-        places=_places(group),
-    )
-
-
-def _held(data: bytearray | memoryview, group: LayerGroup) -> range | None:
-    """The positions held, when the bytes are the size and header that this writer gives them.
-
-    Comparing with what would have been written is every check at once, and a tenth of parsing.
-    """
-    found = _COUNT_AND_FIRST.search(data, 0, _METADATA_NBYTES)
+def says(lead: bytearray | memoryview) -> range | None:
+    """The positions that a file says it holds in its first bytes; None where it cannot be so."""
+    found = _COUNT_AND_FIRST.search(lead, 0, _METADATA_NBYTES)
     if found is None:
         return None
     count, first = int(found[1]), int(found[2])
     if not 1 <= count <= BLOCK or first // BLOCK != (first + count - 1) // BLOCK:
         return None
-    header = joined_header(row_metadata(group.id, first, count), _row_text(group, count))
-    size = len(header) + row_entries(group, count)[-1].stop
-    good = len(data) == size and bytes(data[: len(header)]) == header
-    return range(first, first + count) if good else None
+    return range(first, first + count)
+
+
+def expected_header(group: LayerGroup, held: range) -> bytes:
+    """The one header of a blob with these rows: to compare is every check at once."""
+    metadata = row_metadata(group.id, held.start, len(held))
+    return joined_header(metadata, _row_text(group, len(held)))
 
 
 def check_states(header: Header, position: int, path: str) -> None:

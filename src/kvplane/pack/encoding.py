@@ -17,9 +17,14 @@ HEX_DIGITS = frozenset("0123456789abcdef")
 DIGEST_LENGTH = 64
 
 
+def hasher() -> blake3:
+    """BLAKE3-256 over what it is given part by part."""
+    return blake3()
+
+
 def digest(*parts: bytes | bytearray | memoryview) -> bytes:
     """D(parts): BLAKE3-256 over the parts, one after another."""
-    state = blake3()
+    state = hasher()
     for part in parts:
         state.update(part)
     return bytes(state.digest())

@@ -1,86 +1,34 @@
 """Blobs into a session: copied, then verified on the copy, and visible when all of it is right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvplane.builder import SessionBuilder
 from kvplane.errors import PackCorrupt, PackMismatch, PackMissing, PackTooLarge, StorageMissing
-from kvplane.geometry import LayerGroup
-from kvplane.ledger import Ledger, Span
+from kvplane.ledger import Ledger
 from kvplane.pack.blob import (
-    BlobRows,
-    Memory,
     blob_name,
     check_digest,
+    check_rows,
     check_states,
+    header_limit,
     header_of,
-    rows_in,
     tensors_of,
 )
 from kvplane.pack.buffers import ThreadBuffer
-from kvplane.pack.header import PREFIX_NBYTES
-from kvplane.pack.limits import BLOCK, HEADER_NBYTES, STATES_NBYTES, WORKERS
+from kvplane.pack.limits import BLOCK, STATES_NBYTES, WORKERS
 from kvplane.pack.state import State
+from kvplane.pack.stream import copied
+from kvplane.pack.target import Target, Task, tasks_of
 from kvplane.session import Session
 from kvplane.snapshot import Cursor
-from kvplane.storage import Storage
+from kvplane.storage import Reading, Storage
 from kvplane.store import KVStore
-
-
-class Task(NamedTuple):
-    """Rows [first, stop) of a group, to read out of one blob."""
-
-    target: "Target"
-    span: Span
-    first: int
-    stop: int
-
-
-class Target:
-    """Where a group's live rows go: writable views of its planes.
-
-    Pages are had here, in one thread, before any reader writes to them.
-    """
-
-    def __init__(self, group: LayerGroup, builder: SessionBuilder) -> None:
-        self.group = group
-        self.live = builder.cursors[group.id].live
-        self._rows = {
-            layer: [
-                (key[0], value[0])
-                for key, value in builder.rows(layer, self.live.start, self.live.stop)
-            ]
-            for layer in group.layers
-        }
-
-    def take(self, blob: BlobRows, first: int, stop: int) -> None:
-        """Copy positions [first, stop) in."""
-        parts = self._parts(first - self.live.start, stop - self.live.start)
-        begin = first - blob.held.start
-        for layer, runs in self._rows.items():
-            place = blob.places[layer]
-            at = begin
-            for run, row, count in parts:
-                key, value = runs[run]
-                key[row : row + count].copy_(blob.keys[place, at : at + count])
-                value[row : row + count].copy_(blob.values[place, at : at + count])
-                at += count
-
-    def _parts(self, first: int, stop: int) -> list[tuple[int, int, int]]:
-        """Which run, from which of its rows on, how many: two across the ring's seam."""
-        parts = []
-        base = 0
-        for run, (key, _) in enumerate(next(iter(self._rows.values()))):
-            begin, end = max(first, base), min(stop, base + key.shape[0])
-            if begin < end:
-                parts.append((run, begin - base, end - begin))
-            base += key.shape[0]
-        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +94,7 @@ def load_state(
         tasks = [
             task
             for name, rows in state.groups.items()
-            for task in _tasks(Target(groups[name], builder), rows.spans)
+            for task in tasks_of(Target(groups[name], builder), rows.spans)
         ]
         nbytes = _Reader(storage, builder, needed_by).run(tasks)
         states = read_states(storage, state, needed_by)
@@ -163,17 +111,8 @@ def load_state(
     )
 
 
-def _tasks(target: Target, spans: Sequence[Span]) -> list[Task]:
-    tasks = []
-    for span in spans:
-        first, stop = max(span.first, target.live.start), min(span.stop, target.live.stop)
-        if first < stop:
-            tasks.append(Task(target, span, first, stop))
-    return tasks
-
-
 class _Reader:
-    """Reads, hashes and copies blobs: while one thread hashes, another copies."""
+    """Reads blobs into planes: while one thread hashes, another copies."""
 
     def __init__(self, storage: Storage, builder: SessionBuilder, needed_by: str) -> None:
         self._storage = storage
@@ -199,32 +138,47 @@ class _Reader:
 
     def _read(self, tasks: Sequence[Task]) -> int:
         group, blob = tasks[0].target.group, tasks[0].span.blob
-        limit = HEADER_NBYTES + PREFIX_NBYTES + BLOCK * len(group.layers) * group.row_nbytes
+        limit = header_limit(group) + BLOCK * len(group.layers) * group.row_nbytes
+        with opened(self._storage, blob, limit=limit, needed_by=self._needed_by) as file:
+            if not copied(file, blob, group, tasks, self._memory):
+                self._refuse(file, blob, tasks)
+            return file.nbytes
+
+    def _refuse(self, file: Reading, blob: str, tasks: Sequence[Task]) -> None:
+        """Say why a blob is not what its name and its tasks say.
+
+        Raises:
+            PackCorrupt, PackTooLarge, PackVersion: always.
+        """
         path = f"{self._storage.location}/{blob_name(blob)}"
-        data = read_blob(
-            self._storage, blob, limit=limit, needed_by=self._needed_by, memory=self._memory
-        )
-        rows = rows_in(data, group, path)
+        data = bytearray(file.nbytes)
+        file.read_into(data)
+        check_digest(data, blob, path)
+        header = header_of(data, path)
         for task in tasks:
-            other = task.target.group
-            if other != group:
-                raise PackCorrupt(path=path, what=f"is named by {group.id} and by {other.id}")
-            if task.span.first < rows.held.start or task.span.stop > rows.held.stop:
+            held = check_rows(header, task.target.group, path)
+            if task.span.first < held.start or task.span.stop > held.stop:
                 named = f"[{task.span.first}, {task.span.stop})"
-                what = f"holds [{rows.held.start}, {rows.held.stop}), not all of {named}"
+                what = f"holds [{held.start}, {held.stop}), not all of {named}"
                 raise PackCorrupt(path=path, what=what)
-            task.target.take(rows, task.first, task.stop)
-        return len(data)
+        raise PackCorrupt(path=path, what="changed while it was read")
 
 
-def read_blob(
-    storage: Storage,
-    blob: str,
-    *,
-    limit: int,
-    needed_by: str,
-    memory: Memory = bytearray,
-) -> bytearray | memoryview:
+@contextmanager
+def opened(storage: Storage, blob: str, *, limit: int, needed_by: str) -> Iterator[Reading]:
+    """A blob's file, once its size is known to be allowed: as `read_blob`."""
+    name = blob_name(blob)
+    try:
+        with storage.reading(name) as file:
+            if file.nbytes > limit:
+                path = f"{storage.location}/{name}"
+                raise PackTooLarge(what=path, limit=limit, got=file.nbytes)
+            yield file
+    except StorageMissing as error:
+        raise PackMissing(blob=blob, needed_by=needed_by) from error
+
+
+def read_blob(storage: Storage, blob: str, *, limit: int, needed_by: str) -> bytearray:
     """A blob's bytes, copied and then verified.
 
     Raises:
@@ -232,17 +186,10 @@ def read_blob(
         PackTooLarge: it is longer than `limit`; no memory was taken for it.
         PackCorrupt: its bytes are not those of its name.
     """
-    name = blob_name(blob)
-    path = f"{storage.location}/{name}"
-    try:
-        size = storage.size(name)
-        if size > limit:
-            raise PackTooLarge(what=path, limit=limit, got=size)
-        data = memory(size)
-        storage.read_into(name, data)
-    except StorageMissing as error:
-        raise PackMissing(blob=blob, needed_by=needed_by) from error
-    check_digest(data, blob, path)
+    with opened(storage, blob, limit=limit, needed_by=needed_by) as file:
+        data = bytearray(file.nbytes)
+        file.read_into(data)
+    check_digest(data, blob, f"{storage.location}/{blob_name(blob)}")
     return data
 
 

@@ -97,6 +97,20 @@ class Lock(AbstractContextManager["Lock"], Protocol):
         ...
 
 
+class Reading(Protocol):
+    """One version of something stored, whatever is stored under its name meanwhile."""
+
+    nbytes: int  # when it was opened
+
+    def read_into(self, buffer: bytearray | memoryview, *, first: int = 0) -> None:
+        """Fill `buffer` with the bytes [first, first + nbytes of buffer), without another copy.
+
+        Raises:
+            PackCorrupt: it ends before `buffer` is full, which then holds undefined bytes.
+        """
+        ...
+
+
 class Storage(Protocol):
     """Bytes by name. Safe to call from several threads; keeps no files open between calls.
 
@@ -124,12 +138,11 @@ class Storage(Protocol):
         """
         ...
 
-    def read_into(self, name: str, buffer: bytearray | memoryview, *, first: int = 0) -> None:
-        """Fill `buffer` with the bytes [first, first + nbytes of buffer), without another copy.
+    def reading(self, name: str) -> AbstractContextManager[Reading]:
+        """One version of its bytes, to be read part by part; `with` gives it back.
 
         Raises:
             StorageMissing: nothing is stored under it.
-            PackCorrupt: it ends before `buffer` is full, which then holds undefined bytes.
         """
         ...
 

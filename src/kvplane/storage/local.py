@@ -14,7 +14,7 @@ from typing import Self
 
 from kvplane.errors import PackCorrupt, PackTooLarge, StorageError, StorageMissing
 from kvplane.storage.base import Data, check_name, check_same_size, flat, flat_target
-from kvplane.storage.folders import Folders
+from kvplane.storage.folders import Folders, cause
 from kvplane.storage.holder import LIMIT_HOLDER, Holder, check_lock_name
 from kvplane.storage.system import System, is_file
 
@@ -56,18 +56,18 @@ class LocalStorage:
                     what=f"the size of {self._folders.path(name)}", limit=limit, got=size
                 )
             buffer = bytearray(size)
-            self._fill(name, file, memoryview(buffer), 0)
+            LocalReading(self._system, file, self._folders.path(name), size).read_into(buffer)
         return bytes(buffer)
 
     def size(self, name: str) -> int:
         """See Storage.size."""
         return self._found(name).st_size
 
-    def read_into(self, name: str, buffer: bytearray | memoryview, *, first: int = 0) -> None:
-        """See Storage.read_into."""
-        target = flat_target(buffer, first=first)
-        with self._file(name) as (file, _):
-            self._fill(name, file, target, first)
+    @contextmanager
+    def reading(self, name: str) -> Iterator["LocalReading"]:
+        """See Storage.reading."""
+        with self._file(name) as (file, size):
+            yield LocalReading(self._system, file, self._folders.path(name), size)
 
     def exists(self, name: str) -> bool:
         """See Storage.exists."""
@@ -231,23 +231,36 @@ class LocalStorage:
                 raise OSError(errno.EIO, "the system took no bytes")
             done += count
 
-    def _fill(self, name: str, file: int, buffer: memoryview, first: int) -> None:
-        done = 0
-        while done < len(buffer):
-            count = self._system.read(file, buffer[done:], first + done)
-            if count == 0:
-                raise PackCorrupt(
-                    path=self._folders.path(name),
-                    what=f"ends at byte {first + done}, expected {first + len(buffer)}",
-                )
-            done += count
-
     def _holder_of(self, file: int) -> Holder:
         buffer = bytearray(LIMIT_HOLDER)
         with suppress(OSError):
             count = self._system.read(file, memoryview(buffer), 0)
             return Holder.from_bytes(bytes(buffer[:count]))
         return Holder.from_bytes(b"")
+
+
+class LocalReading:
+    """An open file: the bytes stay those of one version, renamed over or not."""
+
+    def __init__(self, system: System, file: int, path: str, nbytes: int) -> None:
+        self._system = system
+        self._file = file
+        self._path = path
+        self.nbytes = nbytes
+
+    def read_into(self, buffer: bytearray | memoryview, *, first: int = 0) -> None:
+        """See Reading.read_into."""
+        target = flat_target(buffer, first=first)
+        done = 0
+        while done < len(target):
+            try:
+                count = self._system.read(self._file, target[done:], first + done)
+            except OSError as error:
+                raise StorageError(path=self._path, what=cause(error)) from error
+            if count == 0:
+                what = f"ends at byte {first + done}, expected {first + len(target)}"
+                raise PackCorrupt(path=self._path, what=what)
+            done += count
 
 
 class LocalLock:

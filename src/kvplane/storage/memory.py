@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -38,14 +39,10 @@ class MemoryStorage:
         """See Storage.size."""
         return len(self._get(name).data)
 
-    def read_into(self, name: str, buffer: bytearray | memoryview, *, first: int = 0) -> None:
-        """See Storage.read_into."""
-        target = flat_target(buffer, first=first)
-        data = self._get(name).data
-        stop = first + len(target)
-        if stop > len(data):
-            raise PackCorrupt(path=name, what=f"ends at byte {len(data)}, expected {stop}")
-        target[:] = data[first:stop]
+    @contextmanager
+    def reading(self, name: str) -> Iterator["MemoryReading"]:
+        """See Storage.reading."""
+        yield MemoryReading(name, self._get(name).data)
 
     def exists(self, name: str) -> bool:
         """See Storage.exists."""
@@ -111,6 +108,23 @@ class MemoryStorage:
         if there is None:
             raise StorageMissing(path=name)
         return there
+
+
+class MemoryReading:
+    """The bytes that were stored under a name when it was opened."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self._name = name
+        self._data = data
+        self.nbytes = len(data)
+
+    def read_into(self, buffer: bytearray | memoryview, *, first: int = 0) -> None:
+        """See Reading.read_into."""
+        target = flat_target(buffer, first=first)
+        stop = first + len(target)
+        if stop > self.nbytes:
+            raise PackCorrupt(path=self._name, what=f"ends at byte {self.nbytes}, expected {stop}")
+        target[:] = memoryview(self._data)[first:stop]
 
 
 class MemoryLock:
