@@ -46,24 +46,30 @@ def available(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def build(name: str, dtype: torch.dtype = torch.float32, *, attention: str | None = None) -> Any:
+def build(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    attention: str | None = None,
+    config: Any = None,
+) -> Any:
     """A fresh model of an entry in evaluation mode, the same weights every time.
 
     Args:
         name: a key of `MODELS`.
         dtype: of weights and activations.
         attention: transformers' attention implementation; None takes the class's default.
+        config: None takes `configuration(name)`.
     """
-    model = _built(name)
+    model = _built(name, configuration(name) if config is None else config)
     model = model.to(dtype)
     if attention is not None:
         model.set_attn_implementation(attention)
     return model
 
 
-def _built(name: str) -> Any:
+def _built(name: str, config: Any) -> Any:
     entry = MODELS[name]
-    config = configuration(name)
     class_name = (
         COMPOSITES.get(entry.model_type) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[entry.model_type]
     )

@@ -52,10 +52,12 @@ def footprint(
         plot: Draw bytes over context into this file.
     """
     geometry = geometry_of(model, dtype=dtype)
-    plans = [
-        plan(
+
+    def planned(tokens: int, *, room: int = 0) -> Footprint:
+        return plan(
             geometry,
             context=tokens,
+            max_context=tokens + room,
             sessions=sessions,
             slack=slack,
             step=step,
@@ -64,9 +66,11 @@ def footprint(
             row_floor=row_floor,
             gather=True,
         )
-        for tokens in [*(size for size in CONTEXTS if size < context), context]
-    ]
-    facts = _facts(model, plans, slack=slack, forks=forks)
+
+    contexts = [*(size for size in CONTEXTS if size < context), context]
+    plans = [planned(tokens) for tokens in contexts]
+    held = [_forks(now, planned(now.context, room=1), forks) for now in plans]
+    facts = _facts(model, plans, held, slack=slack)
     if plot is not None:
         from kvplane.cli.plots import draw_footprint  # noqa: PLC0415 - an extra
 
@@ -79,7 +83,7 @@ def footprint(
     out.print()
     _print_plans(out, plans)
     _print_stock(out, plans)
-    _print_rest(out, plans[-1], slack=slack, forks=forks)
+    _print_rest(out, plans[-1], slack=slack, forks=forks, held=held[-1])
 
 
 def _summary(model: str, geometry: ModelGeometry) -> str:
@@ -128,12 +132,16 @@ def _print_stock(out: Console, plans: list[Footprint]) -> None:
     print_table(out, "transformers' own caches, one session", header, rows)
 
 
-def _print_rest(out: Console, now: Footprint, *, slack: int, forks: int) -> None:
+def _print_rest(
+    out: Console, now: Footprint, *, slack: int, forks: int, held: dict[str, int]
+) -> None:
     rows = [[name, both(nbytes, out)] for name, nbytes in _scratch(now).items()]
     rows += [[name, both(nbytes, out)] for name, nbytes in _leaves(now, slack=slack).items()]
     if forks:
-        for memory, held in _forks(now, forks).items():
-            rows.append([f"session and {forks} forks, {memory} memory", both(held, out)])
+        what = f"session and {forks} forks"
+        rows.append([f"{what}, mapped memory", both(held["mapped"], out)])
+        rows.append([f"{what}, a token later", both(held["mapped_a_token_later"], out)])
+        rows.append([f"{what}, heap memory", both(held["heap"], out)])
     print_table(out, f"one session at {now.context:,}", ["", "bytes"], rows)
 
 
@@ -150,6 +158,8 @@ def _stock(now: Footprint) -> tuple[Stock, Stock]:
 
 def _scratch(now: Footprint) -> dict[str, int]:
     return {
+        "reserved": now.session.reserved,
+        "rows held": now.session.rows_held,
         "pages held": now.session.pages_held,
         "journal of a step": now.session.journal,
         "window and step in one tensor": now.session.gather,
@@ -169,16 +179,20 @@ def _leaves(now: Footprint, *, slack: int) -> dict[str, int]:
     return facts
 
 
-def _forks(now: Footprint, forks: int) -> dict[str, int]:
+def _forks(now: Footprint, roomier: Footprint, forks: int) -> dict[str, int]:
+    """Bytes that a session and its forks hold, and in mapped memory when each took a token."""
     return {
         "mapped": now.forks_held(forks, shares_pages=True),
+        "mapped_a_token_later": roomier.forks_held(forks, shares_pages=True, written=1),
         "heap": now.forks_held(forks, shares_pages=False),
     }
 
 
-def _facts(model: str, plans: list[Footprint], *, slack: int, forks: int) -> dict[str, Any]:
+def _facts(
+    model: str, plans: list[Footprint], held: list[dict[str, int]], *, slack: int
+) -> dict[str, Any]:
     contexts = []
-    for now in plans:
+    for now, forks in zip(plans, held, strict=True):
         dynamic, static = _stock(now)
         contexts.append(
             {
@@ -191,7 +205,7 @@ def _facts(model: str, plans: list[Footprint], *, slack: int, forks: int) -> dic
                 },
                 "saved_session": saved_session(now.geometry, now.context, slack=slack).total,
                 "published": published(now.geometry, now.context).total,
-                "forks": _forks(now, forks),
+                "forks": forks,
             }
         )
     return {

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from kvplane.errors import ArgumentError, PositionError
 from kvplane.geometry import LayerGroup
 from kvplane.integrations.transformers import kinds, positions, prompts, saving
-from kvplane.integrations.transformers.attention import Rows, tag, use_store_order
+from kvplane.integrations.transformers.attention import NAME, Rows, tag, use_store_order
 from kvplane.integrations.transformers.host import HostCache
 from kvplane.integrations.transformers.identity import fingerprint_of
 from kvplane.integrations.transformers.making import Making
-from kvplane.integrations.transformers.options import VIEW, check_one_device
+from kvplane.integrations.transformers.options import VIEW, check_one_device, replay_graphs
 from kvplane.integrations.transformers.running import RunningStates
 from kvplane.integrations.transformers.watch import Call, watch
 from kvplane.pack import PrefixCache, Written
@@ -47,30 +47,35 @@ class HybridCache(HostCache):
         memory: the store's memory backend.
         slack: rows of a ring beyond its window: going back that far loses nothing.
         limit: bytes of all sessions forked from this cache together.
+        graphs: replay one CUDA graph a token (see `kvplane.integrations.graphs`): "captured" or
+            True keeps the bits, "compiled" is faster and has others. Attention "kvplane".
 
     Raises:
         GeometryError: a model or a kind of layer that this cache does not hold.
         ArgumentError: a model spread over several devices; a number or name that means nothing.
+        ExtraMissing: graphs without Triton.
     """
 
     def __init__(
         self,
         model: Any,  # noqa: ANN401 - any transformers model or config
         *,
-        attention: str = VIEW,
+        attention: str | None = None,
         max_context: int | None = None,
         memory: str = "auto",
         slack: int = 0,
         limit: int | None = None,
+        graphs: bool | str | None = None,
     ) -> None:
         watched = model if isinstance(model, nn.Module) else None
         self._making = Making.of(
             kinds.text_config(getattr(model, "config", model)),
-            attention=attention,
+            attention=attention or (NAME if graphs else VIEW),
             max_context=max_context,
             memory=memory,
             slack=slack,
             limit=limit,
+            graphs="captured" if graphs is True else graphs or None,
         )
         self._model = None if watched is None else weakref.ref(watched)
         self._call: Call | None = None
@@ -84,6 +89,8 @@ class HybridCache(HostCache):
             if self._making.options.in_store_order:
                 use_store_order(watched)
             watch(watched)
+        if self.graphs:
+            replay_graphs(watched)
 
     def made_store(self, dtype: torch.dtype, device: torch.device | str) -> KVStore:
         """A store for this model's rows, of that dtype and on that device."""
@@ -173,6 +180,11 @@ class HybridCache(HostCache):
     def max_context(self) -> int:
         """Positions end below it."""
         return self._making.options.max_context
+
+    @property
+    def graphs(self) -> str | None:
+        """How a token's call is replayed: "captured", "compiled"; None: it is not."""
+        return self._making.options.graphs
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

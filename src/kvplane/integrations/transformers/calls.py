@@ -1,7 +1,7 @@
-"""Calls of a model, made the same way every time: prefill on a schedule, then token by token."""
+"""Calls of a model, made the same way every time: one, and a prompt's on the schedule."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,11 @@ def _check_fits(cache: "HybridCache", num_tokens: int) -> None:
         raise ContextFull(position=cache.seen, num_tokens=num_tokens, max_context=cache.max_context)
 
 
+def keeps_logits(model: Model) -> bool:
+    """Whether a model's forward can leave out the logits of earlier tokens."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
 @torch.no_grad()
 def call(model: Model, cache: "HybridCache", ids: Sequence[int]) -> Tensor:
     """One forward of consecutive tokens; the logits of the last, `[vocabulary]`.
@@ -37,7 +42,7 @@ def call(model: Model, cache: "HybridCache", ids: Sequence[int]) -> Tensor:
     _check_fits(cache, len(ids))
     tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
     facts: dict[str, Any] = {cache_keyword(model): cache, "use_cache": True}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    if keeps_logits(model):
         facts["logits_to_keep"] = 1
     logits: Tensor = model(input_ids=tokens, **facts).logits
     return logits[0, -1]
@@ -92,27 +97,3 @@ def chosen(
         return int(logits.argmax())
     shares = torch.softmax(logits.float() / temperature, dim=-1).cpu()
     return int(torch.multinomial(shares, 1, generator=generator))
-
-
-def stream(
-    model: Model,
-    cache: "HybridCache",
-    logits: Tensor,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    generator: torch.Generator | None = None,
-    stop_ids: Sequence[int] = (),
-) -> Iterator[int]:
-    """New tokens one by one; each is in the cache before the next is yielded.
-
-    The last one yielded was not read yet: the cache holds one token fewer than were said, as after
-    transformers' own `generate`. Ends early at a stop id.
-    """
-    for number in range(max_new_tokens):
-        token = chosen(logits, temperature=temperature, generator=generator)
-        yield token
-        if token in stop_ids or number + 1 == max_new_tokens:
-            return
-        logits = call(model, cache, [token])
-        cache.settle()

@@ -145,10 +145,7 @@ class Chart:
                 was before the call.
         """
         if layer == self.owned[0]:
-            # layers before it may have begun the new call already: their states stay
-            if self.step is not None:
-                self._conclude(self.step)
-            step = self._begin(key, position_ids, ids)
+            step = self.begin(key, position_ids, ids)
         else:
             step = self._ongoing(layer)
         try:
@@ -172,7 +169,11 @@ class Chart:
             raise StepIncomplete(layers=missing, aborted=True)
         return step
 
-    def _begin(self, key: Tensor, position_ids: Tensor | None, ids: Tensor | None) -> Step:
+    def begin(self, key: Tensor, position_ids: Tensor | None, ids: Tensor | None) -> Step:
+        """The step of a call whose first key this is; the rest is as in `write`."""
+        # layers before it may have begun the new call already: their states stay
+        if self.step is not None:
+            self._conclude(self.step)
         num_tokens = key.shape[2]
         session = self.session
         if session is None or not _fits(session, key):

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from kvplane.errors import ArgumentError
 from kvplane.integrations.transformers import positions
 from kvplane.integrations.transformers.chart import Chart, Opened
 from kvplane.integrations.transformers.kinds import LayerKind
 from kvplane.integrations.transformers.layer import StoreLayer
 from kvplane.integrations.transformers.running import RunningStates
 from kvplane.session import Session
+from kvplane.step import Step
 
 
 class HostCache(Cache):
@@ -50,6 +52,35 @@ class HostCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Rows in, `[batch, kv_heads, tokens, dim]`; what the queries see out, likewise."""
         raise NotImplementedError
+
+    # a token whose rows work queued on the device writes
+
+    def begin_token(self, ids: Tensor) -> Step:
+        """A step of one token a sequence, `[batch, 1]`; `take_back_token` undoes it.
+
+        Raises:
+            ArgumentError: nothing was read yet, layers beside the store's, or recorded rows.
+            KVPlaneError: as in `Chart.write`. The cache is as it was.
+        """
+        session = self._chart.session
+        if session is None or self._stateful or self.is_recording:
+            expected = "one that has read a prompt, of store layers alone, not recording"
+            raise ArgumentError(argument="cache", expected=expected, got="another")
+        sizes = (session.num_sequences, 0, 1, 0)
+        like = torch.empty(sizes, dtype=session.plan.dtype, device=session.plan.device)
+        places = torch.full((session.num_sequences, 1), self.seen)
+        return self._chart.begin(like, places, ids)
+
+    def take_back_token(self) -> None:
+        """Take the step back, as if its call had never been."""
+        self._chart.abort()
+
+    def numbers_follow(self, position_ids: Tensor) -> bool:
+        """Whether position ids, `[1 or batch, 1]`, are the next position's for every sequence."""
+        last = self._chart.last
+        if position_ids.ndim != 2 or last is None or set(last) != {(self.seen - 1,)}:  # noqa: PLR2004 - batch, tokens
+            return False
+        return all(row == [self.seen] for row in position_ids.tolist())
 
     @property
     def seen(self) -> int:

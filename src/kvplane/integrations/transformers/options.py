@@ -1,17 +1,19 @@
 """How a cache is to be made, and what its bits then depend on."""
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import transformers
 
-from kvplane.errors import ArgumentError
+from kvplane.errors import ArgumentError, ExtraMissing
 from kvplane.integrations.transformers import attention
 from kvplane.plan import check_count
 
 VIEW = "view"
 # by the name given here, the store's order of attention
 ORDERS = {VIEW: "blocked", attention.NAME: "blocked", "physical": "physical"}
+GRAPHS = (None, "captured", "compiled")
 DEFAULT_KERNEL = "default"
 DEFAULT_CONTEXT = 131_072
 
@@ -27,6 +29,7 @@ class Options:
         memory: the store's memory backend.
         slack: rows of a ring beyond its window.
         limit: bytes of all sessions forked from one cache together; None for no limit.
+        graphs: "captured" or "compiled": one token a sequence is a replayed graph; None: never.
     """
 
     attention: str
@@ -34,11 +37,18 @@ class Options:
     memory: str
     slack: int
     limit: int | None
+    graphs: str | None = None
 
     def __post_init__(self) -> None:
         if self.attention not in ORDERS:
             expected = str(sorted(ORDERS))
             raise ArgumentError(argument="attention", expected=expected, got=self.attention)
+        if self.graphs not in GRAPHS:
+            raise ArgumentError(argument="graphs", expected=str(GRAPHS), got=self.graphs)
+        if self.graphs and self.attention != attention.NAME:
+            raise ArgumentError(
+                argument="graphs", expected=f'attention="{attention.NAME}"', got=self.attention
+            )
         check_count("max_context", self.max_context, 1)
         check_count("slack", self.slack, 0)
 
@@ -74,6 +84,19 @@ def check_one_device(model: Any) -> None:  # noqa: ANN401 - any transformers mod
         )
 
 
+def replay_graphs(model: Any) -> None:  # noqa: ANN401 - any transformers model
+    """Have a model replay graphs: ArgumentError without one, on a CPU; ExtraMissing."""
+    if getattr(getattr(model, "device", None), "type", None) != "cuda":
+        got = getattr(model, "device", model)
+        raise ArgumentError(argument="graphs", expected="a model on a CUDA device", got=got)
+    try:
+        # imported here: Triton, which the CPU does without
+        graphs = importlib.import_module("kvplane.integrations.graphs.forward")
+    except ImportError as error:
+        raise ExtraMissing(package="triton", extra="gpu") from error
+    graphs.graph_forward(model)
+
+
 def numerics_of(options: Options, base: dict[str, Any], kernel: str | None) -> dict[str, Any]:
     """What the bits of a cache's rows depend on.
 
@@ -85,4 +108,7 @@ def numerics_of(options: Options, base: dict[str, Any], kernel: str | None) -> d
     numerics = base | {"transformers": transformers.__version__}
     if options.attention == VIEW:
         numerics |= {"attention": VIEW, "table": 0, "kernel": kernel or DEFAULT_KERNEL}
+    if options.graphs == "compiled":
+        # PyTorch's compiler sums a layer's norms and products in another order
+        numerics |= {"layers": options.graphs}
     return numerics

@@ -199,9 +199,11 @@ def read(
     if len(ids) > cache.max_context:
         num_tokens = len(ids) - cache.seen
         raise ContextFull(position=cache.seen, num_tokens=num_tokens, max_context=cache.max_context)
-    cuts: list[int] = []
+    cuts: set[int] = set()
     if prefixes is not None:
-        cuts = wished_cuts(cache.seen, len(ids), cache.groups, chunk=CHUNK)
+        cuts |= set(wished_cuts(cache.seen, len(ids), cache.groups, chunk=CHUNK))
+        # its last token is always read again: the same prompt goes on from the edge before that
+        cuts.add(_edge_before_last(ids))
 
     def noted(position: int) -> None:
         if prefixes is not None and position in cuts:
@@ -222,7 +224,11 @@ def read_ahead(cache: "HybridCache", prefixes: PrefixCache, ids: Sequence[int]) 
 
     What follows the last whole chunk, or the last token, is left: its call gives the logits.
     """
-    read(cache, ids, (len(ids) - 1) // CHUNK * CHUNK, prefixes=prefixes)
+    read(cache, ids, _edge_before_last(ids), prefixes=prefixes)
+
+
+def _edge_before_last(ids: Sequence[int]) -> int:
+    return (len(ids) - 1) // CHUNK * CHUNK
 
 
 def publish(cache: "HybridCache", prefixes: PrefixCache) -> list[int]:
