@@ -23,6 +23,9 @@ class PoisonedSpan:
         self._span.discard()
         self._fill()
 
+    def share(self, source, ranges):
+        return self._span.share(source._span, ranges)
+
     def __getattr__(self, name):
         return getattr(self._span, name)
 

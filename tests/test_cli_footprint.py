@@ -201,8 +201,11 @@ def test_scratch_payloads_and_forks_are_printed_for_the_context_asked_for(capsys
 
     assert "599,040" in found["journal of a step"]
     assert "1,823,184,896" in found["handoff of such a prompt"]
-    assert "session and 3 forks, mapped memory" in "".join(lines)
-    assert f"{4 * 81_788_928 + 130_815 * 13_312:,}" in "".join(lines)
+    assert "1,823,198,208" in found["reserved"]
+    assert "1,823,198,208" in found["rows held"]
+    assert "1,823,198,208" in found["session and 3 forks, mapped memory"]
+    assert f"{1_823_198_208 + 3 * 53_248:,}" in found["session and 3 forks, a token later"]
+    assert f"{4 * 1_823_198_208:,}" in found["session and 3 forks, heap memory"]
 
 
 def test_a_prompt_of_one_token_has_nothing_to_hand_off(capsys):

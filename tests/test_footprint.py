@@ -298,15 +298,49 @@ def test_a_session_that_has_taken_nothing_holds_nothing():
     assert 1 == now.max_context
 
 
-def test_forks_share_full_pages_or_copy_them():
+def test_forks_share_every_page_or_copy_them():
     now = footprint(small(8), context=100)
     ring, plane = 8 * 16, 100 * 16
 
-    assert 4 * ring + plane == now.forks_held(3, shares_pages=True)
+    assert ring + plane == now.forks_held(3, shares_pages=True)
     assert 4 * (ring + plane) == now.forks_held(3, shares_pages=False)
-    assert ring + plane == now.forks_held(0, shares_pages=True)
+    assert ring + plane == now.forks_held(0, shares_pages=False)
     with pytest.raises(ArgumentError, match="forks: expected a whole number within"):
         now.forks_held(-1, shares_pages=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "ring", "keys", "values"),
+    [
+        # a page of 64 bytes is four rows of the ring, eight of the keys or values of a head
+        (1, 1, 1, 1),
+        # rows 4 to 7 of the ring, then row 0
+        (5, 2, 2, 1),
+        (9, 2, 2, 2),
+        (300, 2, 38, 38),
+    ],
+)
+def test_a_page_that_a_fork_writes_to_is_its_own(written, ring, keys, values):
+    now = footprint(small(8), context=100, max_context=500, page_nbytes=64)
+    own = 64 * (ring + keys + values)
+
+    assert now.session.pages_held + 3 * own == now.forks_held(3, shares_pages=True, written=written)
+
+
+def test_a_fork_that_copies_goes_on_in_pages_of_its_own():
+    now = footprint(small(8), context=100, max_context=500)
+    later = footprint(small(8), context=150, max_context=500)
+
+    assert now.session.pages_held + 3 * later.session.pages_held == now.forks_held(
+        3, shares_pages=False, written=50
+    )
+
+
+@pytest.mark.parametrize("written", [-1, 401, True, 1.5])
+def test_tokens_that_no_fork_can_take_are_refused(written):
+    now = footprint(small(8), context=100, max_context=500)
+    with pytest.raises(ArgumentError, match="written"):
+        now.forks_held(1, shares_pages=True, written=written)
 
 
 # refusals

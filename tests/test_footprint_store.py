@@ -165,17 +165,29 @@ def test_a10_rows_of_layers_that_share_are_planned_once():
         check(store, session, plan_of(store, context=20))
 
 
+@pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize(("memory", "shares"), [("heap", False), ("mapped", True)])
-def test_a10_forks_hold_what_is_planned(memory, shares):
-    geometry = small(256, num_sliding=2)
-    with KVStore(geometry, max_context=4_000, memory=memory) as store:
+@pytest.mark.parametrize("context", [3, 100, 300, 2_000])
+def test_a10_forks_hold_what_is_planned(context, memory, shares, layout):
+    geometry = small(256, row=192, num_sliding=2, num_kv_heads=3, head_dim=16)
+    layouts = {SLIDING: layout, FULL: layout}
+    with KVStore(geometry, max_context=4_000, memory=memory, layout=layouts) as store:
         session = store.open()
-        take(session, 2_000).commit()
+        take(session, context).commit()
         forks = [session.fork() for _ in range(3)]
-        plan = plan_of(store, context=2_000)
+        plan = plan_of(store, context=context)
 
         assert plan.forks_held(3, shares_pages=shares) == store.memory().pages_held
-        assert 3 == len(forks)
+        written = 0
+        for more in (1, 1, 30, 200, 300):
+            written += more
+            for fork in forks:
+                take(fork, more).commit()
+
+            assert (
+                plan.forks_held(3, shares_pages=shares, written=written)
+                == store.memory().pages_held
+            )
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

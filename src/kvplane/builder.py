@@ -95,7 +95,7 @@ class SessionBuilder:
         return runs
 
     def share(self, layer: int, source: Plane) -> bool:
-        """Have all live rows of a full layer by sharing another session's pages, if that can be.
+        """Have all live rows of a layer by sharing another session's pages, if that can be.
 
         Raises:
             MemoryUnavailable: no further mapping can be had.
@@ -103,10 +103,8 @@ class SessionBuilder:
         name = self._store.plan.group_ids[layer]
         live = self.cursors[name].live
         runs = self.cursors[name].rows_of(live.start, live.stop)
-        hold = source.hold(runs)
-        if hold is None:
+        if not self.planes[layer].share(source, runs):
             return False
-        self.planes[layer].span.show(hold)
         for run in runs:
             self._session.touched[name].add(run)
         self.filled(layer, live.start, live.stop)
@@ -195,7 +193,7 @@ def forked(store: "KVStore", session: Session) -> Session:
             runs = session.cursors[group.id].rows_of(live.start, live.stop)
             for layer in group.layers:
                 source = session.planes[layer]
-                if group.sliding_window is None and builder.share(layer, source):
+                if builder.share(layer, source):
                     continue
                 first = live.start
                 for key, value in source.spans(runs):

@@ -134,11 +134,26 @@ class Bytes:
 
 
 class GroupPlan(NamedTuple):
-    """One layer group of one session: the group, rows of each plane, bytes of all its layers."""
+    """One layer group of one session: the group, rows of each plane, bytes of all its layers.
+
+    Its planes lie in `layout`, in memory that is given `page_nbytes` at a time.
+    """
 
     group: LayerGroup
     capacity: int
     nbytes: Bytes
+    layout: str = TOKEN_MAJOR
+    page_nbytes: int = 1
+
+    def pages_of(self, first: int, stop: int) -> int:
+        """Bytes of the pages behind positions [first, stop) in all of the group's layers."""
+        return len(self.group.layers) * _pages_of(
+            self.group,
+            _runs_of(first, stop, self.capacity),
+            capacity=self.capacity,
+            layout=self.layout,
+            nbytes=self.page_nbytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,20 +188,27 @@ class Footprint:
         """One session's layers of a kind: "sliding_attention" or "full_attention"."""
         return sum((plan.nbytes for plan in self.groups if plan.group.kind == kind), Bytes())
 
-    def forks_held(self, num_forks: int, *, shares_pages: bool) -> int:
-        """Bytes of pages that a session and its forks hold together, before any goes on alone.
+    def forks_held(self, num_forks: int, *, shares_pages: bool, written: int = 0) -> int:
+        """Bytes of pages that a session and its forks hold together.
 
         Args:
             num_forks: beside the session itself.
-            shares_pages: whether the memory shares full planes' pages (mapped), or copies (heap).
+            shares_pages: whether the memory shares pages until one side writes (mapped), or copies
+                every row (heap).
+            written: tokens that each fork has taken since.
 
         Raises:
-            ArgumentError: `num_forks` is negative.
+            ArgumentError: a number is negative, or the tokens do not fit max_context.
         """
         _whole("forks", num_forks, 0)
-        full = self.kind("full_attention").pages_held
-        copies = num_forks + 1
-        return copies * (self.session.pages_held - full) + (1 if shares_pages else copies) * full
+        stop = self.context + _whole("written", written, 0)
+        if stop > self.max_context:
+            expected = f"at most {self.max_context - self.context}"
+            raise ArgumentError(argument="written", expected=expected, got=written)
+        # a page that a fork writes to, new or shared until then, is its own
+        first = self.context if shares_pages else 0
+        own = sum(plan.pages_of(first, stop) for plan in self.groups)
+        return self.session.pages_held + num_forks * own
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
@@ -285,7 +307,13 @@ def footprint(
             reserved=layer_nbytes * capacity,
             rows_held=layer_nbytes * rows,
             pages_held=len(group.layers)
-            * _pages_of(group, rows, capacity=capacity, layout=layouts[group.kind], nbytes=pages),
+            * _pages_of(
+                group,
+                _runs_of(0, context, capacity),
+                capacity=capacity,
+                layout=layouts[group.kind],
+                nbytes=pages,
+            ),
             # nothing shrinks with a later step: the last one takes the most
             journal=journal,
             capture=min(cuts, max(step - 1, 0)) * layer_nbytes * seen,
@@ -294,7 +322,7 @@ def footprint(
             if waits
             else 0,
         )
-        plans.append(GroupPlan(group, capacity, nbytes))
+        plans.append(GroupPlan(group, capacity, nbytes, layouts[group.kind], pages))
     return Footprint(
         geometry=geometry,
         context=context,
@@ -318,18 +346,38 @@ def _gather_rows(group: LayerGroup, context: int, step: int) -> int:
     return min(context - step, group.sliding_window - 1) + step
 
 
-def _pages_of(group: LayerGroup, rows: int, *, capacity: int, layout: str, nbytes: int) -> int:
-    """Bytes of the pages behind the first `rows` rows of a plane that begins on a page."""
-    if layout == TOKEN_MAJOR:
-        return -(-rows * group.row_nbytes // nbytes) * nbytes
+def _runs_of(first: int, stop: int, capacity: int) -> list[range]:
+    """The rows that positions [first, stop) take, of a session born at position 0."""
+    if stop - first >= capacity:
+        return [range(capacity)]
+    row = divmod(first, capacity)[1]
+    seam = min(capacity, row + stop - first)
+    return [range(row, seam), range(row + stop - first - seam)]
+
+
+def _pages_of(
+    group: LayerGroup, runs: list[range], *, capacity: int, layout: str, nbytes: int
+) -> int:
+    """Bytes of the pages behind rows of a plane that begins on a page."""
+    pieces = [(0, group.row_nbytes)]
+    if layout == HEAD_MAJOR:
+        # keys of every head, then values of every head, each with all its rows
+        halves = ((0, group.head_dim), (group.head_dim, group.value_head_dim))
+        pieces = [
+            ((before * group.num_kv_heads + head * dim) * capacity, dim)
+            for before, dim in halves
+            for head in range(group.num_kv_heads)
+        ]
+        pieces = [(base * group.itemsize, dim * group.itemsize) for base, dim in pieces]
+    pages = sorted(
+        ((base + run.start * size) // nbytes, -(-(base + run.stop * size) // nbytes))
+        for run in runs
+        if run
+        for base, size in pieces
+    )
     count = stop = 0
-    # elements: keys of every head, then values of every head
-    halves = ((0, group.head_dim), (group.head_dim, group.value_head_dim))
-    for before, dim in halves:
-        for head in range(group.num_kv_heads):
-            first = (before * group.num_kv_heads + head * dim) * capacity * group.itemsize
-            last = -(-(first + rows * dim * group.itemsize) // nbytes)
-            # heads that lie close share a page
-            count += max(0, last - max(first // nbytes, stop)) if rows else 0
-            stop = max(stop, last)
+    for first, last in pages:
+        # pieces that lie close share a page
+        count += max(0, last - max(first, stop))
+        stop = max(stop, last)
     return count * nbytes

@@ -10,6 +10,7 @@ rows takes strides and never asks which it is. A plane knows rows, not positions
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -100,8 +101,19 @@ class Plane:
 
     def hold(self, runs: Sequence[range]) -> Hold | None:
         """One more owner of the pages behind rows; None where pages cannot be shared."""
+        return self.span.hold(self._byte_ranges(runs))
+
+    def share(self, source: Self, runs: Sequence[range]) -> bool:
+        """Have rows of a plane of the same shape by sharing their pages, if that can be.
+
+        Raises:
+            MemoryUnavailable: no further mapping can be had.
+        """
+        return self.span.share(source.span, self._byte_ranges(runs))
+
+    def _byte_ranges(self, runs: Sequence[range]) -> list[range]:
         ranges = [part for run in runs for part in self.shape.byte_ranges(run)]
-        return self.span.hold(sorted(ranges, key=lambda part: part.start))
+        return sorted(ranges, key=lambda part: part.start)
 
     def put(self, row: int, key: Tensor, value: Tensor) -> bool:
         """Copy one token, `[..., 1, kv_head, dim]`, into a row where that is quicker by address.

@@ -45,6 +45,7 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_int64,
     ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return libc
 
@@ -63,11 +64,13 @@ def failed(what: str, nbytes: int, code: int) -> MemoryUnavailable:
     hints = {
         errno.ENOMEM: "no memory, or vm.max_map_count mappings are reached",
         errno.ENOSPC: "the memory file system is full",
+        errno.EFBIG: "a file may not be that large (ulimit -f)",
         errno.EMFILE: "this process has too many descriptors (ulimit -n)",
         errno.ENFILE: "the system has too many descriptors",
     }
     hint = hints.get(code, os.strerror(code))
-    return MemoryUnavailable(f"{what} of {nbytes} bytes failed: {hint} ({errno.errorcode[code]})")
+    name = errno.errorcode.get(code, str(code))
+    return MemoryUnavailable(f"{what} of {nbytes} bytes failed: {hint} ({name})")
 
 
 class AddressRange:
@@ -90,7 +93,8 @@ class AddressRange:
         # the array exports the memory; every tensor over it keeps it alive
         array = (ctypes.c_uint8 * nbytes).from_address(self._address)
         weakref.finalize(array, _unmap, self._address, nbytes).atexit = False
-        self.tensor = torch.frombuffer(memoryview(array), dtype=torch.uint8)
+        self.bytes = memoryview(array).cast("B")
+        self.tensor = torch.frombuffer(self.bytes, dtype=torch.uint8)
 
     def map(self, first: int, nbytes: int, fd: int, offset: int) -> None:
         """Show the file's bytes [offset, offset + nbytes) at [first, first + nbytes).
@@ -104,13 +108,22 @@ class AddressRange:
         if address in {None, _MAP_FAILED}:
             raise failed("mapping", nbytes, ctypes.get_errno())
 
-    def detach(self) -> None:
+    def detach(self) -> bool:
         """Put zero pages of this process under every address: tensors left over read zeros.
 
         Whoever still holds one can then neither see nor change pages that others use.
+
+        Returns:
+            Whether the system let them be put there; else the addresses can only be read from now
+            on, and show whatever becomes of the pages.
         """
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        _call().mmap(self._address, self.nbytes, _READ_WRITE, flags, -1, 0)
+        address = _call().mmap(self._address, self.nbytes, _READ_WRITE, flags, -1, 0)
+        if address not in {None, _MAP_FAILED}:
+            return True
+        # one mapping too many refuses even one in the place of others
+        _call().mprotect(self._address, self.nbytes, mmap.PROT_READ)
+        return False
 
 
 def _unmap(address: int, nbytes: int) -> None:
@@ -123,6 +136,16 @@ def allocate(fd: int, offset: int, nbytes: int) -> None:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise failed("taking pages", nbytes, code)
+
+
+def write(fd: int, offset: int, content: memoryview) -> None:
+    """Put bytes into pages of a file that were allocated: MemoryUnavailable."""
+    while content:
+        try:
+            done = os.pwrite(fd, content, offset)
+        except OSError as error:
+            raise failed("copying pages", len(content), error.errno or 0) from error
+        offset, content = offset + done, content[done:]
 
 
 def punch(fd: int, offset: int, nbytes: int) -> None:

@@ -48,6 +48,17 @@ class Span(Protocol):
         """Have the held pages here too, shared until one side writes: MemoryUnavailable."""
         ...
 
+    def share(self, source: "Span", ranges: Sequence[range]) -> bool:
+        """Have the pages behind another span's byte ranges here too, until one side writes.
+
+        Returns:
+            Whether they can be shared; when not, nothing was done.
+
+        Raises:
+            MemoryUnavailable: no further mapping can be had; some of them may be there.
+        """
+        ...
+
     def discard(self) -> None:
         """Let go of every page; the bytes are zero again: MemoryUnavailable."""
         ...

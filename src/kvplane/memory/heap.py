@@ -75,6 +75,11 @@ class HeapSpan:
     def show(self, hold: Hold) -> None:
         """Never called: there are no holds."""
 
+    def share(self, source: Span, ranges: Sequence[range]) -> bool:
+        """False: the heap shares no pages."""
+        del source, ranges
+        return False
+
     def counts(self) -> tuple[int, int] | None:
         """None: the system does not say which pages were touched."""
         return None

@@ -6,17 +6,28 @@ A ring's pages are mapped twice, back to back: its window is one contiguous span
     window                      [ oldest ... newest ]
 
 A full plane reserves addresses for max_context and takes pages as rows are written. Forks and
-checkpoints share pages until one side writes; whoever writes first copies the page first.
+checkpoints share pages until one side writes; whoever writes first copies the page first:
+
+    parent      [ a | b | c ]          [ a | b | c ]            [ a | b | c ]
+    fork                               [ a | b | c ]  shared    [ a | B | c ]  wrote to b
+
+A copy goes to the same place in a region of the writer's own, so that neighbours are one mapping.
 """
 
 import weakref
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kvplane.memory import address
 from kvplane.memory.address import PAGE_NBYTES, AddressRange, available
-from kvplane.memory.pages import Extent, PageFile
+from kvplane.memory.base import Span
+from kvplane.memory.pages import Extent, PageFile, Region, runs_of
+
+# pages of a plane that is looked over for others that are its own already
+MAX_SCAN_PAGES = 4096
 
 
 class PageHold:
@@ -24,14 +35,14 @@ class PageHold:
 
     Args:
         file: the pages' file, entered by the caller.
-        extents: the pages.
+        extents: the pages, each with an owner.
     """
 
     def __init__(self, file: PageFile, extents: Sequence[Extent]) -> None:
         self.file = file
         self.extents = tuple(extents)
         for extent in self.extents:
-            file.share(extent.page, extent.page + extent.stop - extent.first)
+            file.share(extent.page, extent.page_stop)
         weakref.finalize(self, file.let_go, self.extents).atexit = False
 
 
@@ -51,19 +62,20 @@ class MappedSpan:
         self.nbytes = nbytes
         self.unrolled = unrolled
         self.backed_by_need = True
-        self._file = file
+        self.file = file
         self._num_pages = -(-nbytes // PAGE_NBYTES)
         size = self._num_pages * PAGE_NBYTES
         self._range = AddressRange(2 * size if unrolled else size)
         # by range of `back`: pages known to be there and this span's alone
         self._own: list[range] = []
         with file.enter():
-            self._region = [file.region(self._num_pages), self._num_pages]
-            self._extents = [Extent(0, self._num_pages, self._region[0])]
+            self._regions = [file.region(self._num_pages)]
+            self._extents = [Extent(0, self._num_pages, self._regions[0].first)]
             self._closing = weakref.finalize(
-                self, _close, file, self._extents, self._region, self._range
+                self, _close, file, self._extents, self._regions, self._range
             )
             self._closing.atexit = False
+            file.spans.add(self)
             self._map(self._extents[0])
 
     def tensor(self) -> Tensor:
@@ -79,73 +91,123 @@ class MappedSpan:
             first, stop = part.start // PAGE_NBYTES, -(-part.stop // PAGE_NBYTES)
             if own.start <= first and stop <= own.stop:
                 continue
-            with self._file.enter():
+            with self.file.enter():
                 self._take(first, stop)
-            if own and first <= own.stop and own.start <= stop:
-                self._own[place] = range(min(first, own.start), max(stop, own.stop))
-            else:
-                self._own[place] = range(first, stop)
+                self._own[place] = self._alone(first, stop)
         # a ring that has turned once needs nothing any more
         self.backed_by_need = len(self._own[0]) < self._num_pages
 
     def _take(self, first: int, stop: int) -> None:
-        owners = self._file.owners
         for extent in list(self._within(first, stop)):
-            for page in range(extent.page, extent.page + extent.stop - extent.first):
-                if owners[page] > 1:
-                    self._copy(extent.first + page - extent.page, page)
-                    owners = self._file.owners
+            shared = self.file.owners[extent.page : extent.page_stop] > 1
+            for begin, end in runs_of(shared):
+                at = extent.first + begin
+                self._copy(Extent(at, at + end - begin, extent.page + begin))
         for extent in self._within(first, stop):
-            self._file.take(extent.page, extent.page + extent.stop - extent.first)
+            self.file.take(extent.page, extent.page_stop)
 
-    def _copy(self, page: int, shared: int) -> None:
-        """Put a copy under one of this span's pages and let go of the shared one."""
-        at = slice(page * PAGE_NBYTES, (page + 1) * PAGE_NBYTES)
-        content = self._range.tensor[at].clone()
-        copy = Extent(page, page + 1, self._file.copy_page())
+    def _alone(self, first: int, stop: int) -> range:
+        """The pages around [first, stop), which are this span's alone, that are so too."""
+        if self._num_pages > MAX_SCAN_PAGES:
+            return range(first, stop)
+        owners = [self.file.owners[extent.page : extent.page_stop] for extent in self._extents]
+        others = np.flatnonzero(np.concatenate(owners) != 1)
+        after = int(np.searchsorted(others, first))
+        return range(
+            int(others[after - 1]) + 1 if after else 0,
+            int(others[after]) if after < len(others) else self._num_pages,
+        )
+
+    def _copy(self, shared: Extent) -> None:
+        """Put a copy under pages of this span, and let go of the shared ones."""
+        copy = Extent(shared.first, shared.stop, self._unowned(shared.first, shared.stop))
+        self.file.take(copy.page, copy.page_stop)
         try:
+            # all of it is there before the first page is shown
+            content = self._range.bytes[copy.first * PAGE_NBYTES : copy.stop * PAGE_NBYTES]
+            address.write(self.file.fd, copy.page * PAGE_NBYTES, content)
             self._map(copy)
         except BaseException:
-            self._file.drop(copy.page, copy.page + 1)
+            self.file.drop(copy.page, copy.page_stop)
             raise
-        self._range.tensor[at] = content
         self._put(copy)
-        self._file.drop(shared, shared + 1)
+        self.file.drop(shared.page, shared.page_stop)
+
+    def _unowned(self, first: int, stop: int) -> int:
+        """Where pages [first, stop) of this span can be in one of its regions."""
+        for region in self._regions:
+            page = region.first + first
+            if not self.file.owners[page : page + stop - first].any():
+                return page
+        self._regions.append(self.file.region(self._num_pages))
+        return self._regions[-1].first + first
 
     def hold(self, ranges: Sequence[range]) -> PageHold:
         """One more owner of the pages behind byte ranges."""
-        with self._file.enter():
-            held = [e for first, stop in _pages(ranges) for e in self._within(first, stop)]
-            self._forget_own()
-            return PageHold(self._file, held)
+        with self.file.enter():
+            return PageHold(self.file, self.lent(ranges))
 
     def show(self, hold: PageHold) -> None:
         """Have these pages here, shared with whoever holds them: MemoryUnavailable."""
-        file = self._file
-        with file.enter():
-            self._forget_own()
-            for wanted in hold.extents:
-                for now in list(self._within(wanted.first, wanted.stop)):
-                    page = wanted.page + now.first - wanted.first
-                    if now.page == page:
-                        continue
-                    extent = Extent(now.first, now.stop, page)
+        with self.file.enter():
+            self._show(hold.extents)
+
+    def share(self, source: Span, ranges: Sequence[range]) -> bool:
+        """Have the pages behind another span's byte ranges here too: MemoryUnavailable."""
+        if not isinstance(source, MappedSpan) or source.file is not self.file:
+            return False
+        with self.file.enter():
+            self._show(source.lent(ranges))
+        return True
+
+    def lent(self, ranges: Sequence[range]) -> list[Extent]:
+        """The pages behind byte ranges, which are not this span's alone from now on."""
+        self.forget_own()
+        return [
+            Extent(extent.first + begin, extent.first + end, extent.page + begin)
+            for first, stop in _pages(ranges)
+            for extent in self._within(first, stop)
+            # what nobody owns may become anybody's
+            for begin, end in runs_of(self.file.owners[extent.page : extent.page_stop] > 0)
+        ]
+
+    def _show(self, extents: Sequence[Extent]) -> None:
+        file = self.file
+        self.forget_own()
+        for wanted in extents:
+            for now in list(self._within(wanted.first, wanted.stop)):
+                page = wanted.page + now.first - wanted.first
+                if now.page == page:
+                    continue
+                extent = Extent(now.first, now.stop, page)
+                # an owner too many for a moment, never one too few
+                file.share(page, extent.page_stop)
+                try:
                     self._map(extent)
-                    self._put(extent)
-                    file.share(page, page + now.stop - now.first)
-                    file.drop(now.page, now.page + now.stop - now.first)
+                except BaseException:
+                    file.drop(page, extent.page_stop)
+                    raise
+                self._put(extent)
+                file.drop(now.page, now.page_stop)
 
     def discard(self) -> None:
         """Let go of every page; the bytes are zero again: MemoryUnavailable."""
-        file = self._file
+        file = self.file
         with file.enter():
-            self._forget_own()
-            fresh = file.region(self._num_pages)
-            whole = Extent(0, self._num_pages, fresh)
-            self._map(whole)
-            file.let_go(tuple(self._extents), tuple(self._region))
-            self._extents[:] = [whole]
-            self._region[0] = fresh
+            self.forget_own()
+            before = list(self._extents)
+            if not all(self._is_alone_here(extent) for extent in before):
+                whole = Extent(0, self._num_pages, self._unowned(0, self._num_pages))
+                self._map(whole)
+                self._extents[:] = [whole]
+            for extent in before:
+                file.drop(extent.page, extent.page_stop)
+
+    def _is_alone_here(self, extent: Extent) -> bool:
+        """Whether its pages are in a region of this span's, where no other has any of them."""
+        places = [region.first + extent.first for region in self._regions]
+        owners = self.file.owners[extent.page : extent.page_stop]
+        return extent.page in places and not (owners > 1).any()
 
     def close(self) -> None:
         """Let go of every page; tensors that are left read zeros. Idempotent."""
@@ -154,23 +216,33 @@ class MappedSpan:
     def counts(self) -> tuple[int, int]:
         """Bytes of pages held, and of those that others own too."""
         held = shared = 0
-        with self._file.enter():
+        with self.file.enter():
             for extent in self._extents if self._closing.alive else ():
-                owners = self._file.owners[extent.page : extent.page + extent.stop - extent.first]
+                owners = self.file.owners[extent.page : extent.page_stop]
                 held += int((owners > 0).sum())
                 shared += int((owners > 1).sum())
         return held * PAGE_NBYTES, shared * PAGE_NBYTES
 
-    def _forget_own(self) -> None:
+    def forget_own(self) -> None:
+        """Look at the owners again before the next page is written."""
         self._own = []
         self.backed_by_need = True
 
     def _map(self, extent: Extent) -> None:
+        """Show pages, in both places of a ring or in neither."""
         at, nbytes = extent.first * PAGE_NBYTES, (extent.stop - extent.first) * PAGE_NBYTES
         offset = extent.page * PAGE_NBYTES
-        self._range.map(at, nbytes, self._file.fd, offset)
-        if self.unrolled:
-            self._range.map(self.nbytes + at, nbytes, self._file.fd, offset)
+        self._range.map(at, nbytes, self.file.fd, offset)
+        if not self.unrolled:
+            return
+        try:
+            self._range.map(self.nbytes + at, nbytes, self.file.fd, offset)
+        except BaseException:
+            for was in self._within(extent.first, extent.stop):
+                nbytes = (was.stop - was.first) * PAGE_NBYTES
+                offset = was.page * PAGE_NBYTES
+                self._range.map(was.first * PAGE_NBYTES, nbytes, self.file.fd, offset)
+            raise
 
     def _within(self, first: int, stop: int) -> Iterator[Extent]:
         for extent in self._extents:
@@ -183,7 +255,7 @@ class MappedSpan:
         joined: list[Extent] = []
         for extent in kept:
             last = joined[-1] if joined else None
-            if last is not None and last.page + last.stop - last.first == extent.page:
+            if last is not None and last.page_stop == extent.page:
                 joined[-1] = Extent(last.first, extent.stop, last.page)
             else:
                 joined.append(extent)
@@ -226,7 +298,7 @@ class MappedBackend:
     name = "mapped"
     page_nbytes = PAGE_NBYTES
     ring_page_nbytes = PAGE_NBYTES
-    fork = "copies rings, shares the pages of full planes until one side writes"
+    fork = "shares pages until one side writes"
 
     def arena(self) -> MappedArena:
         """Memory for one more session."""
@@ -248,7 +320,8 @@ def _pages(ranges: Sequence[range]) -> Iterator[tuple[int, int]]:
 
 
 def _close(
-    file: PageFile, extents: list[Extent], region: list[int], addresses: AddressRange
+    file: PageFile, extents: list[Extent], regions: list[Region], addresses: AddressRange
 ) -> None:
-    addresses.detach()
-    file.let_go(tuple(extents), tuple(region))
+    detached = addresses.detach()
+    # pages that a tensor left over may still show are never another plane's
+    file.let_go(tuple(extents), tuple(regions) if detached else ())
