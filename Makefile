@@ -43,7 +43,6 @@ bench: setup
 matrix: setup $(LOW)/.stamp
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m slow tests
 	$(LOW)/bin/python -m pytest -n $(JOBS) --dist worksteal -q tests/test_hybrid_cache_*.py tests/test_nano.py
-	$(LOW)/bin/python -m pytest -n $(JOBS) --dist worksteal -q -m slow tests/test_hybrid_cache_*.py
 
 $(LOW)/.stamp: pyproject.toml constraints.txt
 	test -x $(LOW)/bin/python || $(PYTHON) -m venv $(LOW)
