@@ -1,6 +1,6 @@
 """An agent that sends its whole history with every turn, and once edits a message in the middle.
 
-Nothing of the history is read again, on a model with sliding windows, but for what the edit changed.
+Nothing is read again, on a model with sliding windows, but for what the edit changed.
 """
 
 import tempfile
