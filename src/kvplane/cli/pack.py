@@ -5,15 +5,14 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from kvplane.cli.output import console, human, print_table
+from kvplane.cli.where import root_of, where, where_all
 from kvplane.errors import ArgumentError, SessionNotFound, StorageMissing
-from kvplane.home import home
 from kvplane.pack import open_root, read_session
 from kvplane.pack.documents import Cut, SavedSession
 from kvplane.pack.inventory import Kind, documents, kind_of, read_cut
@@ -22,11 +21,6 @@ from kvplane.pack.usage import Share, usage
 from kvplane.storage import Storage
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-
-
-def root_of(root: str | None) -> str | Path:
-    """The root that a command was given, or the one that `kvplane run` keeps."""
-    return home() if root is None else root
 
 
 def ls(*, root: str | None = None, cuts: bool = False, as_json: AsJson = False) -> None:
@@ -98,12 +92,12 @@ def show(name: str, /, *, root: str | None = None, as_json: AsJson = False) -> N
     Example: kvplane pack show notes
 
     Args:
-        name: A session's, or a cut's file as `kvplane pack ls --cuts` prints it.
+        name: A session's, a cut's file as `kvplane pack ls --cuts` prints it, or a path of either.
         root: The root; by default what kvplane run keeps.
         as_json: Print JSON.
     """
-    storage = open_root(root_of(root))
-    content = find(storage, name)
+    place = where(name, root)
+    content = find(open_root(place.root), place.name)
     facts = _facts(content)
     if as_json:
         print(json.dumps(facts))  # noqa: T201
@@ -175,18 +169,27 @@ def _facts(content: SavedSession | Cut) -> dict[str, Any]:
     return facts
 
 
-def du(*, root: str | None = None, cuts: bool = False, as_json: AsJson = False) -> None:
+def du(*names: str, root: str | None = None, cuts: bool = False, as_json: AsJson = False) -> None:
     """Say where the bytes of a root are, and what removing a session would free.
 
     Example: kvplane pack du
 
     Args:
+        names: Sessions, cuts' files, or paths of them: a line for each, and no other.
         root: The root; by default what kvplane run keeps.
         cuts: A line for every cut, not only for sessions.
         as_json: Print JSON.
     """
-    found = usage(open_root(root_of(root)))
-    shares = [share for share in found.shares if cuts or share.kind is Kind.SESSION]
+    place, wanted = where_all(names, root)
+    storage = open_root(place)
+    for name in wanted:
+        file_of(storage, name)
+    found = usage(storage)
+    shares = [
+        share
+        for share in found.shares
+        if (share.name in wanted if wanted else cuts or share.kind is Kind.SESSION)
+    ]
     if as_json:
         facts = {
             "nbytes": found.nbytes,
@@ -219,15 +222,16 @@ def rm(*names: str, root: str | None = None) -> None:
     Example: kvplane pack rm notes old-notes
 
     Args:
-        names: Sessions, or files of cuts as `kvplane pack ls --cuts` prints them.
+        names: Sessions, files of cuts as `kvplane pack ls --cuts` prints them, or paths of either.
         root: The root; by default what kvplane run keeps.
     """
     if not names:
         raise ArgumentError(argument="names", expected="at least one", got="none")
-    storage = open_root(root_of(root))
+    place, wanted = where_all(names, root)
+    storage = open_root(place)
     with ExitStack() as held:
         # all or none: every name is there and nobody writes it before one is removed
-        files = {name: _held(storage, name, held) for name in dict.fromkeys(names)}
+        files = {name: _held(storage, name, held) for name in wanted}
         for file in files.values():
             storage.delete(file)
     notes = Console(stderr=True, highlight=False)
@@ -236,10 +240,16 @@ def rm(*names: str, root: str | None = None) -> None:
 
 
 def _held(storage: Storage, name: str, held: ExitStack) -> str:
+    file = file_of(storage, name)
+    if file != name:
+        held.enter_context(storage.lock(name))
+    return file
+
+
+def file_of(storage: Storage, name: str) -> str:
+    """The file of a session or cut: SessionNotFound, with the nearest names."""
     file = name if kind_of(name) is Kind.CUT else session_file(name)
     if not storage.exists(file):
         nearest = difflib.get_close_matches(name, session_names(storage), n=3)
         raise SessionNotFound(name=name, nearest=nearest)
-    if file != name:
-        held.enter_context(storage.lock(name))
     return file

@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from kvplane.cli.output import console, print_table
-from kvplane.cli.pack import AsJson, root_of
+from kvplane.cli.pack import AsJson
+from kvplane.cli.where import where
 from kvplane.pack import open_root, read_session
 from kvplane.pack.compare import Comparison, FieldDifference, Side, compare
 
@@ -29,22 +30,25 @@ def diff(
     Example: kvplane pack diff notes notes-copy
 
     Args:
-        left: A session.
+        left: A session, or the path of its file.
         right: Another.
         root: The root of both; by default what kvplane run keeps.
         right_root: The other's, when it lies elsewhere.
         as_json: Print JSON.
     """
-    storage = open_root(root_of(root))
-    other = storage if right_root is None else open_root(right_root)
-    sides = Side(storage, read_session(storage, left)), Side(other, read_session(other, right))
-    found = compare(*sides)
+    found = compare(_side(left, root), _side(right, root if right_root is None else right_root))
     if as_json:
         print(json.dumps(_facts(found)))  # noqa: T201
     else:
         _print(found, left, right)
     if not found.equal:
         raise SystemExit(DIFFERENT)
+
+
+def _side(name: str, root: str | None) -> Side:
+    place = where(name, root)
+    storage = open_root(place.root)
+    return Side(storage, read_session(storage, place.name))
 
 
 def _print(found: Comparison, left: str, right: str) -> None:

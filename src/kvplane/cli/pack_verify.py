@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from kvplane.cli.output import console, human
-from kvplane.cli.pack import AsJson, root_of
+from kvplane.cli.pack import AsJson, file_of
+from kvplane.cli.where import where_all
 from kvplane.pack.inventory import Kind, kind_of
 from kvplane.pack.verify import Report, Usable
 from kvplane.pack.verify import verify as verified
@@ -18,7 +19,7 @@ SHOWN_REASONS = 4
 SHOWN_PROGRESS = 256 << 20
 
 
-def verify(*, root: str | None = None, as_json: AsJson = False) -> None:
+def verify(*names: str, root: str | None = None, as_json: AsJson = False) -> None:
     """Read everything in a root: name what is broken and what can still be used.
 
     Changes nothing. Exits with 1 when something is broken.
@@ -26,11 +27,19 @@ def verify(*, root: str | None = None, as_json: AsJson = False) -> None:
     Example: kvplane pack verify --root packs
 
     Args:
+        names: Sessions, cuts' files, or paths of them: only whether these can be resumed.
         root: The root; by default what kvplane run keeps.
         as_json: Print JSON.
     """
-    storage = open_storage(root_of(root))
+    place, wanted = where_all(names, root)
+    storage = open_storage(place)
+    for name in wanted:
+        file_of(storage, name)
     report = _with_progress(storage)
+    if wanted:
+        # damage elsewhere is not what was asked about; what concerns these is in their reasons
+        entries = [entry for entry in report.entries if entry.name in wanted]
+        report = Report(entries=entries, num_blobs=report.num_blobs, nbytes=report.nbytes)
     if as_json:
         print(json.dumps(_facts(report)))  # noqa: T201
     else:
@@ -66,7 +75,9 @@ def _print(report: Report) -> None:
         entries = [entry for entry in report.entries if entry.kind is kind]
         usable = sum(entry.usable for entry in entries)
         out.print(f"{usable} of {len(entries)} {word} can be resumed")
-    end = "all is well" if report.sound else f"broken files: {len(report.problems)}"
+    unusable = sum(not entry.usable for entry in report.entries)
+    broken = f"broken files: {len(report.problems)}, not resumable: {unusable}"
+    end = "all is well" if report.sound else broken
     out.print(f"{report.num_blobs:,} blobs, {human(report.nbytes)} read: {end}")
 
 
