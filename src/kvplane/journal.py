@@ -14,11 +14,13 @@ its own queries can read the old window (the chapter's section 15.9: no staging 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from kvplane.geometry import LayerGroup
+from kvplane.errors import LayerRepeated, TensorMismatch
+from kvplane.geometry import LayerGroup, ModelGeometry
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor, Source
 
@@ -202,6 +204,19 @@ class GroupStep:
         count = cut - self.first - begin
         parts.append((key.narrow(1, begin, count), value.narrow(1, begin, count)))
         return joined(parts)
+
+
+def refuse_layer(geometry: ModelGeometry, layer: int) -> NoReturn:
+    """Say why a layer's rows cannot be written: LayerRepeated, or TensorMismatch when it has none.
+
+    A layer that is not in the geometry: ArgumentError.
+    """
+    owner = geometry.owner(layer)
+    if owner != layer:
+        expected = f"none: the layer shares the rows of layer {owner}"
+        raise TensorMismatch(layer=layer, what="key", expected=expected, got="a tensor")
+    # every other layer there is has a plane
+    raise LayerRepeated(layer=layer)
 
 
 def joined(parts: Sequence[KeyValue]) -> KeyValue:

@@ -16,15 +16,13 @@ from torch import Tensor
 
 from kvplane.errors import (
     ArgumentError,
-    LayerRepeated,
     PositionError,
     StepClosed,
     StepIncomplete,
     StepOpen,
-    TensorMismatch,
     ViewExpired,
 )
-from kvplane.journal import GroupStep, KeyValue, joined
+from kvplane.journal import GroupStep, KeyValue, joined, refuse_layer
 from kvplane.plane import Plane
 from kvplane.snapshot import Capture
 from kvplane.tokens import Tokens, checked_cuts, whole
@@ -155,12 +153,18 @@ class Step:
         with self._session.guard:
             self._write(layer, key, value)
 
+    def written_on_device(self) -> None:
+        """Note that queued work writes every layer's rows, of a step that needs no journal."""
+        for part in self._groups.values():
+            part.stored = True
+        self.written.update(self._session.planes)
+
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
         session = self._session
         if self._state != "open":
             raise StepClosed(first=self.first, stop=self.stop, state=self._state)
         if type(layer) is not int or layer in self.written or layer not in session.planes:
-            self._refuse_layer(layer)
+            refuse_layer(session.geometry, layer)
         plane = session.planes[layer]
         plan, count = session.plan, self._tokens.num_tokens
         key, value = plan.rounded(layer, (key, value), batch=session.batch, count=count)
@@ -183,19 +187,6 @@ class Step:
         else:
             part.flush(layer, plane, key, value)
         self.written.add(layer)
-
-    def _refuse_layer(self, layer: int) -> None:
-        geometry = self._session.geometry
-        owner = geometry.owner(layer)
-        if owner != layer:
-            raise TensorMismatch(
-                layer=layer,
-                what="key",
-                expected=f"none: the layer shares the rows of layer {owner}",
-                got="a tensor",
-            )
-        # every other layer there is has a plane
-        raise LayerRepeated(layer=layer)
 
     def _flush_waiting(self, *, everything: bool = False) -> None:
         for layer in list(self._waiting):
