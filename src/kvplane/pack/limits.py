@@ -6,6 +6,7 @@ HEADER_NBYTES = 1 << 20
 DOCUMENT_NBYTES = 64 << 20
 NODE_NBYTES = 16 << 10
 ROOT_NBYTES = 1 << 10
+LEASE_NBYTES = 1 << 10
 JSON_DEPTH = 16
 # as many as 2^17 spans have, with room: bounds what parsing takes
 JSON_VALUES = 1 << 20

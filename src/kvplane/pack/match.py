@@ -214,16 +214,24 @@ class Matcher:
         return cut
 
     def _seen(self, prompt: Prompt, num_blocks: int) -> int:
-        """Tokens up to the deepest block that has a node: some may be missing, none is trusted."""
-        for block in range(num_blocks - 1, -1, -1):
-            if self._is_node(prompt, block):
-                return (block + 1) * BLOCK
-        return 0
+        """Tokens up to the deepest block that has a node: some may be missing, none is trusted.
+
+        Whoever puts the node of a block has put those before it, so halves are enough; where one
+        went missing, less is said to have been seen, and nothing else changes.
+        """
+        least, most = 0, num_blocks
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self._storage.exists(node_file(self._fingerprint, prompt.chain.at(middle))):
+                least = middle
+            else:
+                most = middle - 1
+        while least and not self._is_node(prompt, least - 1):
+            least -= 1
+        return least * BLOCK
 
     def _is_node(self, prompt: Prompt, block: int) -> bool:
         file = node_file(self._fingerprint, prompt.chain.at(block + 1))
-        if not self._storage.exists(file):
-            return False
         try:
             node = Node.decoded(self._storage.read(file, limit=NODE_NBYTES), file)
         except PackError:

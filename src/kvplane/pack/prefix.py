@@ -8,9 +8,11 @@ from torch import Tensor
 
 from kvplane.errors import ArgumentError, PackError
 from kvplane.pack.chain import ID_NBYTES, Aux, Chain, packed_ids
+from kvplane.pack.content import put_content
 from kvplane.pack.documents import Cut, Node
 from kvplane.pack.fingerprint import Fingerprint
 from kvplane.pack.inputs import ordered
+from kvplane.pack.lease import Lease
 from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES
 from kvplane.pack.match import Match, Matcher, cut_folder, cut_names, node_file, sealed_name
 from kvplane.pack.policy import Policy, every, wished_cuts
@@ -55,6 +57,8 @@ class PrefixCache:
         self.storage = open_root(root, create=create)
         self.fingerprint = fingerprint
         self._salt = salt
+        # cuts that did not load: no reason to leave out a new one of equal tokens
+        self._failed: set[str] = set()
 
     def match(
         self,
@@ -109,6 +113,7 @@ class PrefixCache:
                 if failed is not None:
                     raise
                 failed = error
+                self._failed.add(found.file)
                 continue
             self._touch(found.file)
             return _after(failed, found), loaded
@@ -178,7 +183,8 @@ class PrefixCache:
             if at == 0:
                 return None, Written()
             held = ordered(aux, below=at)
-            cut, written = self._published(session, at, ids, held, states)
+            with Lease(self.storage) as lease:
+                cut, written = self._published(session, at, ids, held, states, lease)
             session.captures.pop(at, None)
             session.marks.discard(at)
             return cut, written
@@ -190,6 +196,7 @@ class PrefixCache:
         ids: bytes,
         aux: tuple[Aux, ...],
         states: Mapping[str, Tensor] | None,
+        lease: Lease,
     ) -> tuple[Cut | None, Written]:
         source = RowSource(session, capture=session.captures.get(at))
         chain = Chain.packed(self.fingerprint.hex, ids, aux=aux, salt=self._salt)
@@ -208,6 +215,7 @@ class PrefixCache:
             state, written = state_at(
                 source,
                 self.storage,
+                lease,
                 fingerprint=self.fingerprint.hex,
                 position=at,
                 firsts=firsts,
@@ -215,7 +223,7 @@ class PrefixCache:
             )
             cut = Cut(state=state, chain=chain.at(at // BLOCK), ids=ids, aux=aux)
             data = cut.encoded()
-            self.storage.put(sealed_name(cut, chain.tail(at), data), data)
+            put_content(self.storage, sealed_name(cut, chain.tail(at), data), data)
             return cut, written
 
         cut, written = put()
@@ -233,6 +241,8 @@ class PrefixCache:
         folder = cut_folder(self.fingerprint.hex, chain.at(position // BLOCK))
         for name in cut_names(self.storage, folder):
             if name.position != position or name.tail != chain.tail(position):
+                continue
+            if name.file in self._failed:
                 continue
             try:
                 data = self.storage.read(name.file, limit=DOCUMENT_NBYTES)
@@ -267,7 +277,7 @@ class PrefixCache:
                 ids=ids[ID_NBYTES * BLOCK * block : ID_NBYTES * BLOCK * (block + 1)],
             )
             file = node_file(node.fingerprint, node.chain)
-            self.storage.put(file, node.encoded(), durable=False)
+            put_content(self.storage, file, node.encoded(), durable=False)
 
     def _matcher(self, store: KVStore | None) -> Matcher:
         if store is not None:

@@ -21,6 +21,7 @@ from kvplane.pack.blob import (
     tensors_of,
 )
 from kvplane.pack.buffers import ThreadBuffer
+from kvplane.pack.lease import Lease
 from kvplane.pack.limits import BLOCK, STATES_NBYTES, WORKERS
 from kvplane.pack.state import State
 from kvplane.pack.stream import copied
@@ -96,8 +97,9 @@ def load_state(
             for name, rows in state.groups.items()
             for task in tasks_of(Target(groups[name], builder), rows.spans)
         ]
-        nbytes = _Reader(storage, builder, needed_by).run(tasks)
-        states = read_states(storage, state, needed_by)
+        with Lease(storage) as lease:
+            nbytes = _Reader(storage, builder, needed_by, lease).run(tasks)
+            states = read_states(storage, state, needed_by)
     except BaseException:
         builder.abandon()
         raise
@@ -114,8 +116,11 @@ def load_state(
 class _Reader:
     """Reads blobs into planes: while one thread hashes, another copies."""
 
-    def __init__(self, storage: Storage, builder: SessionBuilder, needed_by: str) -> None:
+    def __init__(
+        self, storage: Storage, builder: SessionBuilder, needed_by: str, lease: Lease
+    ) -> None:
         self._storage = storage
+        self._lease = lease
         self._builder = builder
         self._needed_by = needed_by
         self._memory = ThreadBuffer()
@@ -137,6 +142,7 @@ class _Reader:
         return nbytes
 
     def _read(self, tasks: Sequence[Task]) -> int:
+        self._lease.keep()
         group, blob = tasks[0].target.group, tasks[0].span.blob
         limit = header_limit(group) + BLOCK * len(group.layers) * group.row_nbytes
         with opened(self._storage, blob, limit=limit, needed_by=self._needed_by) as file:

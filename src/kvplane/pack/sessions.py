@@ -14,6 +14,7 @@ from kvplane.pack.encoding import is_text
 from kvplane.pack.fingerprint import Fingerprint
 from kvplane.pack.geometries import geometry_fields
 from kvplane.pack.inputs import ordered
+from kvplane.pack.lease import Lease
 from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES
 from kvplane.pack.reader import Loaded, load_state
 from kvplane.pack.root import open_root
@@ -140,7 +141,7 @@ def save_session(
     for argument, said in (("tokenizer", tokenizer), ("template", template)):
         if said is not None and not is_text(said):
             raise ArgumentError(argument=argument, expected="text in UTF-8", got=said)
-    with session.guard:
+    with session.guard, Lease(storage) as lease:
         session.check_open()
         session.check_idle()
         fingerprint.check_groups(session.groups)
@@ -153,6 +154,7 @@ def save_session(
             state, written = state_at(
                 source,
                 storage,
+                lease,
                 fingerprint=fingerprint.hex,
                 position=source.position,
                 firsts={group.id: source.first_held(group) for group in session.groups},

@@ -13,7 +13,9 @@ from kvplane.geometry import LayerGroup
 from kvplane.ledger import Span
 from kvplane.pack.blob import blob_name, row_blob, state_blob
 from kvplane.pack.buffers import ThreadBuffer
+from kvplane.pack.content import put_content
 from kvplane.pack.encoding import digest
+from kvplane.pack.lease import Lease
 from kvplane.pack.limits import SPANS, TOKENS, WORKERS
 from kvplane.pack.source import RowSource
 from kvplane.pack.spans import overlapping, planned, rounded_down
@@ -55,6 +57,7 @@ class Piece(NamedTuple):
 def state_at(
     source: RowSource,
     storage: Storage,
+    lease: Lease,
     *,
     fingerprint: str,
     position: int,
@@ -66,6 +69,7 @@ def state_at(
     Args:
         source: where rows come from; its session's ledger learns the spans that were written.
         storage: an opened root.
+        lease: of the save, held until its document is there.
         fingerprint: hex.
         position: the state's.
         firsts: by group id, the oldest row that it needs.
@@ -86,7 +90,7 @@ def state_at(
     if total > SPANS:
         raise PackTooLarge(what="spans", limit=SPANS, got=total)
     pieces = [part for plan in plans.values() for part in plan if isinstance(part, Piece)]
-    blobs = dict(zip(pieces, _put_all(pieces, source, storage, written), strict=True))
+    blobs = dict(zip(pieces, _put_all(pieces, source, storage, written, lease), strict=True))
     groups = {
         group.id: GroupRows(
             first=firsts[group.id],
@@ -133,25 +137,41 @@ def _planned(
 def _known(
     group: LayerGroup, source: RowSource, storage: Storage, first: int, stop: int
 ) -> list[Span]:
-    """The session's spans of the group, without those that are needed here and gone."""
+    """The session's spans of the group, without those needed here that are gone or cut short."""
     if source.session.batch is not None:
         return []
     spans = source.session.ledger.spans.get(group.id, [])
-    asked = {span.blob for span in overlapping(spans, first, stop)}
-    gone = {blob for blob in asked if not storage.exists(blob_name(blob))}
+    lengths: dict[str, int] = {}
+    for span in overlapping(spans, first, stop):
+        lengths[span.blob] = max(lengths.get(span.blob, 0), span.stop - span.first)
+    row_nbytes = len(group.layers) * group.row_nbytes
+    gone = {
+        blob
+        for blob, length in lengths.items()
+        if not _is_long(storage, blob, nbytes=length * row_nbytes)
+    }
     if gone:
         spans = [span for span in spans if span.blob not in gone]
         source.session.ledger.spans[group.id] = spans
     return spans
 
 
+def _is_long(storage: Storage, blob: str, *, nbytes: int) -> bool:
+    """Whether a blob is there with more than so many bytes: its header's come on top."""
+    try:
+        return storage.size(blob_name(blob)) > nbytes
+    except StorageMissing:
+        return False
+
+
 def _put_all(
-    pieces: Sequence[Piece], source: RowSource, storage: Storage, written: Written
+    pieces: Sequence[Piece], source: RowSource, storage: Storage, written: Written, lease: Lease
 ) -> list[str]:
     """The blobs of the pieces, each in the storage; the session's ledger knows them."""
     memory = ThreadBuffer()
 
     def put(piece: Piece) -> str:
+        lease.keep()
         rows = {
             layer: source.rows(piece.group, layer, piece.put.start, piece.put.stop)
             for layer in piece.group.layers
@@ -179,7 +199,7 @@ def _put_all(
 
 def _store(storage: Storage, data: bytearray | memoryview, written: Written) -> str:
     name = digest(data).hex()
-    stored = storage.put(blob_name(name), data)
+    stored = put_content(storage, blob_name(name), data)
     with _COUNTING:
         written.names.add(name)
         if stored:

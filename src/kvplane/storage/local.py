@@ -1,11 +1,13 @@
 """A folder of this machine as a storage.
 
-.tmp/<uuid>     written and synced here first, then linked (put) or renamed (replace)
+.tmp/<uuid>     written and synced here first, then linked (put) or renamed (replace); held by
+                flock while it is written
 locks/<name>    held by flock for the holder's life; never deleted
 """
 
 import errno
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -149,6 +151,37 @@ class LocalStorage:
         """See Storage.modified."""
         return self._found(name).st_mtime
 
+    def sweep_temporaries(self, *, older_than_s: float) -> int:
+        """Take away what dead writers left under no name; how many.
+
+        Args:
+            older_than_s: what was written to since then is kept; so is what a writer still holds.
+
+        Raises:
+            StorageError: they cannot be looked at or taken away.
+        """
+        swept = 0
+        with suppress(StorageMissing), self._folders.naming(TEMPORARY), ExitStack() as files:
+            folder = self._folders.open(files, [TEMPORARY])
+            for part, _ in self._system.entries(folder):
+                with suppress(FileNotFoundError):
+                    swept += self._swept(folder, part, before=time.time() - older_than_s)
+        return swept
+
+    def _swept(self, folder: int, part: str, *, before: float) -> bool:
+        found = self._system.stat(folder, part)
+        if not is_file(found) or found.st_mtime >= before:
+            return False
+        file = self._system.open_read(folder, part)
+        try:
+            self._system.lock(file)
+            self._system.unlink(folder, part)
+        except BlockingIOError:
+            return False
+        finally:
+            self._folders.close(file)
+        return True
+
     @contextmanager
     def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:
         *parts, last = check_name(name).split("/")
@@ -180,6 +213,9 @@ class LocalStorage:
             file = self._system.open_new(folder, part, self._file_mode)
             try:
                 try:
+                    # says that its writer lives; where files cannot be locked, age alone says so
+                    with suppress(OSError):
+                        self._system.lock(file)
                     self._write(file, data)
                     if durable:
                         self._system.sync(file)
