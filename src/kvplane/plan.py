@@ -202,18 +202,20 @@ class StorePlan:
             )
 
 
-def checked_layouts(layout: Mapping[str, Layout] | None) -> dict[str, Layout]:
+def checked_layouts(layout: Mapping[str, Layout] | None, device: torch.device) -> dict[str, Layout]:
     """The layout of each layer kind; the chapter's pairing unless said otherwise.
 
     A ring is token-major, so that a rotation moves whole tokens; a full plane is head-major, so
-    that each head's history is one linear span (the chapter's section 15.3).
+    that each head's history is one linear span (the chapter's section 15.3). On a GPU both are
+    read equally fast (`docs/benchmarks/gpu.md`) and pages are large: token-major planes grow and
+    are shared in fewer of them.
 
     Raises:
         ArgumentError: a key is no layer kind, or a value no layout.
     """
     layouts = {
         "sliding_attention": Layout.TOKEN_MAJOR,
-        "full_attention": Layout.HEAD_MAJOR,
+        "full_attention": Layout.TOKEN_MAJOR if device.type == "cuda" else Layout.HEAD_MAJOR,
     }
     if layout is not None:
         check_kind("layout", layout, Mapping, f"{sorted(layouts)} to a Layout")

@@ -108,7 +108,7 @@ class KVStore:
                 )
                 for group in geometry.groups
             },
-            layouts=checked_layouts(layout),
+            layouts=checked_layouts(layout, where),
             attend=order_of(attention, where),
         )
         self.account = Account(limit)

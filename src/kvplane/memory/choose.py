@@ -37,13 +37,26 @@ def choose(memory: str, device: torch.device) -> Choice:
     if memory not in {"auto", "mapped"}:
         expected = '"auto", "mapped" or "heap"'
         raise ArgumentError(argument="memory", expected=expected, got=memory)
-    reason = mapped_cpu.unavailable(device)
-    if reason is None:
+    backend = _mapped(device)
+    if not isinstance(backend, str):
         why = "asked for" if memory == "mapped" else "unrolls rings and shares pages"
-        return Choice(mapped_cpu.MappedBackend(), why)
+        return Choice(backend, why)
+    reason = backend
     if memory == "mapped":
         raise BackendUnavailable(backend=memory, reason=reason)
     if reason not in _SAID:
         _SAID.add(reason)
         _LOG.info("memory: heap, since mapped memory %s", reason)
     return Choice(HeapBackend(device), f"mapped memory {reason}")
+
+
+def _mapped(device: torch.device) -> Backend | str:
+    """The mapped backend of a device, or why there is none."""
+    if device.type == "cuda":
+        # nothing of a GPU is imported where there is none
+        from kvplane.memory import mapped_cuda  # noqa: PLC0415
+
+        reason = mapped_cuda.unavailable(device)
+        return reason or mapped_cuda.CudaMappedBackend(device)
+    reason = mapped_cpu.unavailable(device)
+    return reason or mapped_cpu.MappedBackend()
