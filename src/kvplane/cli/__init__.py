@@ -15,10 +15,12 @@ from kvplane.errors import KVPlaneError
 REFUSED = 2
 INTERRUPTED = 130
 
-# name, where the function is, what `--help` says: text here, so that help imports no command
+# name, where the function is, what lists say: text here, so that a list imports no command
 COMMANDS = (
     ("chat", "kvplane.cli.chat:chat", "Talk to a model that has a chat template."),
+    ("completion", "kvplane.cli.completion:completion", "Print a shell's completion script."),
     ("demo", "kvplane.cli.demo:demo", "Stop, resume and fork a hybrid model, bits compared."),
+    ("doctor", "kvplane.cli.doctor:doctor", "What is installed and used; a short self-test."),
     ("footprint", "kvplane.cli.footprint:footprint", "Bytes that a model's sessions take."),
     ("run", "kvplane.cli.run:run", "Read a prompt and say what follows; keep the session."),
 )
@@ -48,8 +50,17 @@ GROUPS = (
 )
 
 
-def make_app() -> App:
-    """The command line, with every command registered and none imported."""
+def make_app(called: Sequence[str] = ()) -> App:
+    """The command line, with every command registered and none imported.
+
+    Args:
+        called: the words of the call: a command that is among them says its docstring, which has an
+            example, in place of its line in a list.
+    """
+
+    def line(name: str, text: str) -> str | None:
+        return None if name in called else text
+
     app = App(
         name="kvplane",
         help="Exact, portable KV storage for hybrid-attention language models.",
@@ -59,11 +70,11 @@ def make_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for name, where, text in COMMANDS:
-        app.command(where, name=name, help=text)
+        app.command(where, name=name, help=line(name, text))
     for group, group_help, commands in GROUPS:
         part = App(name=group, help=group_help)
         for name, where, text in commands:
-            part.command(where, name=name, help=text)
+            part.command(where, name=name, help=line(name, text))
         app.command(part)
     return app
 
@@ -77,8 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        make_app()(arguments)
+        make_app(words)(words)
         sys.stdout.flush()
     except CycloptsError:
         # it has printed itself

@@ -37,6 +37,8 @@ def footprint(
 ) -> None:
     """Print the bytes that a model's sessions take, by layer kind.
 
+    Example: kvplane footprint muse-glimmer-30b --context 32768 --sessions 4
+
     Args:
         model: A preset, the path of a config.json or its folder, or a Hugging Face id.
         context: Tokens of each session.
