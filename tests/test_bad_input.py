@@ -19,6 +19,8 @@ from kvplane.errors import (
     SnapshotMismatch,
 )
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 HUGE = 10**30
 NO_NUMBERS = [None, True, 1.5, "3", b"3", [3], object()]
 

@@ -18,6 +18,8 @@ from kvplane.errors import (
     TensorMismatch,
 )
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 HUGE = 10**30
 
 
@@ -261,7 +263,6 @@ def run(*calls):
     return errors
 
 
-@pytest.mark.parametrize("memory", ["heap", "mapped"])
 def test_two_sessions_of_a_store_are_used_from_two_threads(memory):
     store = tiny.store(4, None, max_context=1024, memory=memory)
     parent = tiny.filled(store.open(), 7)

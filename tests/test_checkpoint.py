@@ -16,12 +16,9 @@ from kvplane.errors import (
 from kvplane.journal import Saved
 from kvplane.undo import Undo
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 ROW = 2 * 2 * 4
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 def test_a_checkpoint_is_returned_to_however_far_the_rings_have_turned(memory):
@@ -52,7 +49,7 @@ def test_a_checkpoint_is_good_for_many_returns(memory):
 
 
 def test_on_the_heap_a_rewind_below_a_checkpoint_loses_it():
-    session = tiny.filled(tiny.store(3, None, slack=4).open(), 8)
+    session = tiny.filled(tiny.store(3, None, slack=4, memory="heap").open(), 8)
     lower = session.checkpoint()
     tiny.put(session, [8])
     kept = session.checkpoint()
@@ -70,8 +67,8 @@ def test_on_the_heap_a_rewind_below_a_checkpoint_loses_it():
     assert list(range(8)) == tiny.held(session, 1)
 
 
-def test_a_return_below_a_checkpoint_loses_it_too():
-    session = tiny.filled(tiny.store(3, None).open(), 4)
+def test_on_the_heap_a_return_below_a_checkpoint_loses_it_too():
+    session = tiny.filled(tiny.store(3, None, memory="heap").open(), 4)
     lower = session.checkpoint()
     tiny.filled(session, 9)
     upper = session.checkpoint()

@@ -17,6 +17,8 @@ from kvplane.errors import (
 )
 from kvplane.ring import RingCursor, Source
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 FULL = None
 
 
@@ -88,7 +90,6 @@ def test_b04_the_very_first_chunk_may_be_longer_than_the_ring():
     assert [4, 5, 6, 3] == tiny.in_rows(session, 0)
 
 
-@pytest.mark.parametrize("memory", ["heap", "mapped"])
 def test_b06_of_a_chunk_longer_than_the_ring_only_its_end_is_stored_in_sequential_rows(memory):
     assert Source(6, 4) == RingCursor(4).append_batch(0, 10)
 
@@ -357,7 +358,6 @@ def test_b28_a_rollback_past_what_the_ring_holds_never_restarts_at_zero():
     assert 20 == skipped.value.expected
 
 
-@pytest.mark.parametrize("memory", ["heap", "mapped"])
 def test_b67_sequences_of_two_lengths_share_a_step_and_no_padding_is_ever_stored(memory):
     store = tiny.store(4, memory=memory)
     group = store.geometry.groups[0]

@@ -16,6 +16,8 @@ from kvplane import Layout
 from kvplane.errors import ContextFull, SnapshotMismatch
 from kvplane.ring import RingCursor
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 W = 8
 
 
@@ -82,7 +84,6 @@ def test_b32_in_a_new_process_too(tmp_path, request):
     assert f"{before}\n{digest(session)} (4, 4, 8)\n" == out
 
 
-@pytest.mark.parametrize("memory", ["heap", "mapped"])
 def test_b33_every_schedule_gives_the_same_rotation(memory):
     planes = []
     for schedule in ([12], [11, 1], [4, 4, 4], [5, 7], [1] * 12):
@@ -177,7 +178,6 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("memory", ["heap", "mapped"])
 def test_b93_no_tensor_is_allocated_by_appending(memory):
     session = tiny.store(W, None, max_context=4096, memory=memory).open()
     rows = [tiny.rows(session.groups[layer], layer, [1]) for layer in (0, 1)]

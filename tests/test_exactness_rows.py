@@ -8,10 +8,7 @@ import torch
 from gates import AT, LAYOUTS, W, model, same_bits, same_planes
 from hybrid_model import HEAD_DIM, HEADS, KV_HEADS
 
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 def schedules(tokens):

@@ -10,6 +10,8 @@ import tiny
 from kvplane.errors import CheckpointLost, WindowLost
 from oracle import Oracle
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 DEPTH = 4
 MAX_CONTEXT = 32
 

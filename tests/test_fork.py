@@ -7,12 +7,9 @@ import tiny
 from kvplane.errors import ArgumentError, LimitReached
 from tiny import equal, live_bytes
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 ROW = 2 * 2 * 4
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 def test_a_fork_goes_its_own_way(memory):

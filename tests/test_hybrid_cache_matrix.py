@@ -1,7 +1,7 @@
 """Bitwise the stock cache: every model class, every way of generating, every dtype.
 
-A sample runs always: each model in each dtype, each way of generating in each dtype, over several
-windows. All combinations are `make matrix`.
+A sample runs always, in each kind of memory: each model in each dtype, each way of generating in
+each dtype, over several windows. All combinations are `make matrix`.
 """
 
 import pytest
@@ -25,7 +25,7 @@ STOCK_REFUSES = {
 REFUSED = {("recurrent_gemma", "beams"), ("recurrent_gemma", "fork")}
 
 
-def compare(name, dtype, mode, attention=None):
+def compare(name, dtype, mode, attention=None, memories=("heap", "mapped")):
     model = zoo.build(name, dtype, attention=attention)
     run = modes.MODES[mode]
     if (name, mode) in STOCK_REFUSES:
@@ -38,9 +38,10 @@ def compare(name, dtype, mode, attention=None):
             run(model, lambda: modes.ours(model))
         return
     expected = run(model, lambda: modes.stock(model))
-    found = run(model, lambda: modes.ours(model))
     different = [
-        step
+        (memory, step)
+        for memory in memories
+        for found in [run(model, lambda memory=memory: modes.ours(model, memory=memory))]
         for step, (one, other) in enumerate(zip(expected, found, strict=True))
         if not torch.equal(one, other)
     ]
@@ -88,11 +89,11 @@ def test_eager_attention_reads_the_same_rows(mode):
 @pytest.mark.parametrize("mode", modes.MODES)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_matrix(name, mode, dtype):
-    compare(name, dtype, mode)
+    compare(name, dtype, mode, memories=("auto",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", modes.MODES)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_matrix_with_eager_attention(name, mode):
-    compare(name, torch.bfloat16, mode, attention="eager")
+    compare(name, torch.bfloat16, mode, attention="eager", memories=("auto",))

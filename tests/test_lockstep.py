@@ -7,12 +7,9 @@ import tiny
 from kvplane import Layout
 from kvplane.errors import ArgumentError, TensorMismatch
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 SEQUENCES = 3
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 @pytest.fixture(params=Layout, ids=lambda layout: layout.value)

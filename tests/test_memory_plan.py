@@ -9,6 +9,8 @@ import torch
 import tiny
 from kvplane import KVStore, ModelGeometry, footprint
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 MIB = 1 << 20
 
 
@@ -38,11 +40,6 @@ def all_nbytes():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise AssertionError
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 def wide(num_layers=4, window=256):

@@ -19,12 +19,9 @@ from kvplane.errors import (
 )
 from tiny import equal, live_bytes
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 ROW = 2 * 2 * 4
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 def addresses(session):

@@ -11,12 +11,9 @@ from kvplane.errors import (
     WindowLost,
 )
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 ROW = 2 * 2 * 4
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 @pytest.mark.parametrize("slack", [0, 1, 2, 3, 5])

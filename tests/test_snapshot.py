@@ -18,12 +18,9 @@ from kvplane.errors import (
 )
 from tiny import equal, live_bytes
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 ROW = 2 * 2 * 4
-
-
-@pytest.fixture(params=["heap", "mapped"])
-def memory(request):
-    return request.param
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 11, 12, 13])
@@ -123,8 +120,8 @@ def test_a_step_must_be_closed_and_the_session_open():
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_made(field, options):
     session = tiny.filled(tiny.store(4, None, attention="physical").open(), 11)
-    windows = options.pop("windows")
-    other = tiny.store(*windows, **options)
+    options = dict(options)
+    other = tiny.store(*options.pop("windows"), **options)
     with pytest.raises(SnapshotMismatch) as refused:
         other.restore(session.snapshot())
 

@@ -17,12 +17,7 @@ from kvplane.errors import (
     TensorMismatch,
 )
 
-BACKENDS = ["heap", "mapped"]
-
-
-@pytest.fixture(params=BACKENDS)
-def memory(request):
-    return request.param
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 def window_of(step, session, layer):

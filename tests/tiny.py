@@ -12,6 +12,8 @@ import torch
 from kvplane import KVStore, LayerGeometry, ModelGeometry
 
 SHIFT = 1 << 20
+# of stores that are made without a name; the fixture `memory` tries each
+MEMORY = "heap"
 
 
 def geometry(*windows, heads=1, head_dim=2, value_head_dim=None, shares=None, dtype="float32"):
@@ -33,10 +35,11 @@ def geometry(*windows, heads=1, head_dim=2, value_head_dim=None, shares=None, dt
     )
 
 
-def store(*windows, max_context=64, memory="heap", **options):
+def store(*windows, max_context=64, memory=None, **options):
     """A store of such a model; options of `geometry` or of `KVStore`."""
     names = ("heads", "head_dim", "value_head_dim", "shares", "dtype")
     shape = {name: options.pop(name) for name in names if name in options}
+    memory = MEMORY if memory is None else memory
     return KVStore(geometry(*windows, **shape), max_context=max_context, memory=memory, **options)
 
 
