@@ -108,3 +108,15 @@ def test_a_file_swept_away_while_it_is_compared_is_put_again():
 
     assert put_content(storage, "a", b"content")
     assert b"content" == storage.read("a", limit=LIMIT)
+
+
+def test_a_longer_file_that_begins_with_the_bytes_is_not_they():
+    class Trusting(MemoryStorage):
+        def put(self, name, data, *, durable=True):
+            return not self.exists(name) and super().put(name, data, durable=durable)
+
+    storage = Trusting()
+    storage.put("a", b"content and more")
+
+    assert put_content(storage, "a", b"content")
+    assert b"content" == storage.read("a", limit=LIMIT)
