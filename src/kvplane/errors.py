@@ -39,6 +39,7 @@ After each refusal everything is as it was before the call.
     x KvpackRejected         bytes that are not what kvpack v1 demands
     + StorageError           the root cannot be read or written as asked
       x StorageMissing       nothing is stored under a name (also a FileNotFoundError)
+  + TransferError            a handoff that did not happen: `kvplane.transfer.errors` has its tree
 """
 
 from collections.abc import Sequence
@@ -379,3 +380,7 @@ class StorageMissing(StorageError, FileNotFoundError):
 
     def __init__(self, *, path: str) -> None:
         super().__init__(path=path, what="nothing is stored under this name")
+
+
+class TransferError(KVPlaneError):
+    """A session did not move to another machine; the receiver's store is as it was."""
