@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 GPU = Path(__file__).parent / "gpu"
-# what needs a real device is in test_device_only.py
-FILES = sorted(path for path in GPU.glob("test_*.py") if path.name != "test_device_only.py")
+# what needs a real device is in test_device_*only.py
+FILES = sorted(path for path in GPU.glob("test_*.py") if not path.stem.endswith("_only"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -15,8 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kvplane.kernels import vectorized
 from kvplane.kernels.addressed import addresses_of, put_row
+from kvplane.kernels.device import store_of
 from kvplane.memory import Hold, Span
 
 
@@ -131,18 +131,7 @@ class Plane:
 
     def store(self, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
         """Copy `[batch, tokens, kv_head, dim]` into rows, in the order of `runs`."""
-        if len(runs) == 1:
-            vectorized.store_run(self, runs[0], key, value)
-            return
-        done = 0
-        for run in runs:
-            vectorized.store_run(
-                self,
-                run,
-                key.narrow(1, done, len(run)),
-                value.narrow(1, done, len(run)),
-            )
-            done += len(run)
+        store_of(self.key.device.type)(self, runs, key, value)
 
     def spans(self, runs: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
         """Views of the rows, `[batch, rows, kv_head, dim]`, one for each run this memory needs."""

@@ -1,12 +1,13 @@
 """What is done to a session's rows as a whole: rewinding, reordering, emptying, copying out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from kvplane.errors import ArgumentError, WindowLost
 from kvplane.geometry import LayerGroup
+from kvplane.kernels.device import taken_out
 from kvplane.ledger import Ledger
 from kvplane.ring import RingCursor
 from kvplane.snapshot import Snapshot
@@ -14,6 +15,7 @@ from kvplane.tokens import check_kind, whole
 
 if TYPE_CHECKING:
     from kvplane.session import Session
+    from kvplane.undo import Undo
 
 
 def rewound(session: "Session", group: LayerGroup, position: int) -> RingCursor:
@@ -42,6 +44,49 @@ def rewound(session: "Session", group: LayerGroup, position: int) -> RingCursor:
     return cursor
 
 
+def recall(session: "Session", undo: "Undo", cursors: Mapping[str, RingCursor]) -> None:
+    """Put the recorded rows back that rewound cursors hold.
+
+    An interrupt in the middle leaves the session empty.
+
+    Raises:
+        MemoryUnavailable: their pages cannot be had. Nothing was changed.
+    """
+    for group in session.groups:
+        now, then = session.cursors[group.id], cursors[group.id]
+        stop = min(now.origin_logical, then.next_position)
+        if then.origin_logical < stop:
+            # another session may have these pages too
+            session.back(group, then.rows_of(then.origin_logical, stop))
+    try:
+        for group in session.groups:
+            for layer in group.layers:
+                undo.put_back(layer, session.planes[layer], cursors[group.id])
+    except BaseException:
+        spoil(session)
+        raise
+
+
+def cut(session: "Session", position: int, cursors: Mapping[str, RingCursor]) -> None:
+    """Make `position` the next one; the cursors hold what is left."""
+    freed = (session.position - position) * session.plan.full_row_nbytes * session.num_sequences
+    for checkpoint in list(session.checkpoints):
+        if checkpoint.position > position and checkpoint.holds is None:
+            checkpoint.lost_by = position
+    session.ledger.cut(position)
+    session.captures = {at: kept for at, kept in session.captures.items() if at <= position}
+    session.marks = {at for at in session.marks if at <= position}
+    session.cursors = cursors
+    session.charge(-freed)
+
+
+def spoil(session: "Session") -> None:
+    """Empty a session whose rows are half moved: they are no longer what its cursors say."""
+    if session.undo is not None:
+        session.undo.clear()
+    cut(session, session.first_position, session.plan.cursors(session.first_position, 0))
+
+
 def checked_sequences(
     session: "Session", sequences: Sequence[int], *, num_sequences: int | None = None
 ) -> list[int]:
@@ -59,19 +104,26 @@ def checked_sequences(
 
 
 def reorder(session: "Session", sequences: list[int]) -> None:
-    """Copy the live rows of `sequences[i]` to place i, in every plane."""
+    """Copy the live rows of `sequences[i]` to place i, in every plane.
+
+    An interrupt in the middle leaves the session empty.
+    """
     places = torch.tensor(sequences, device=session.plan.device)
     for group in session.groups:
         # all memory is had before any row changes
         session.back(group, session.live_runs(group))
-    for group in session.groups:
-        runs = session.live_runs(group)
-        for layer in group.layers:
-            for key, value in session.planes[layer].spans(runs):
-                key.copy_(key.index_select(0, places))
-                value.copy_(value.index_select(0, places))
-    if session.ids is not None:
-        session.ids = [list(session.ids[place]) for place in sequences]
+    try:
+        for group in session.groups:
+            runs = session.live_runs(group)
+            for layer in group.layers:
+                for key, value in session.planes[layer].spans(runs):
+                    key.copy_(key.index_select(0, places))
+                    value.copy_(value.index_select(0, places))
+        if session.ids is not None:
+            session.ids = [list(session.ids[place]) for place in sequences]
+    except BaseException:
+        spoil(session)
+        raise
     if session.undo is not None:
         session.undo.clear()
 
@@ -91,11 +143,18 @@ def empty(session: "Session", first_position: int) -> None:
 
 def detached(session: "Session", device: torch.device | str) -> Snapshot:
     """A snapshot of the session as it is."""
-    rows = {}
-    for group in session.groups:
-        runs = session.live_runs(group)
-        for layer in group.layers:
-            key, value = session.planes[layer].copy_of(runs)
+    live = {
+        layer: (session.planes[layer], session.live_runs(group))
+        for group in session.groups
+        for layer in group.layers
+    }
+    taken = taken_out([(plane, plane.runs(runs)) for plane, runs in live.values()], device)
+    if taken is not None:
+        rows = dict(zip(live, taken, strict=True))
+    else:
+        rows = {}
+        for layer, (plane, runs) in live.items():
+            key, value = plane.copy_of(runs)
             rows[layer] = (key.to(device), value.to(device))
     count = session.position - session.first_position
     ids = session.ids

@@ -83,38 +83,54 @@ class DecodeGraph:
             ContextFull, LimitReached, MemoryUnavailable, SessionClosed, SessionReadOnly: as in
                 `Session.step`. Nothing has run, and no cache was changed.
         """
+        return self._read(ids, cache, self._replayed)
+
+    def launched(self, ids: Tensor | Sequence[int], cache: Caches | None = None) -> Tensor:
+        """The same step kernel by kernel, without the graph: the same bits, in memory of its own.
+
+        Raises:
+            ArgumentError, ContextFull, ...: as in `step`.
+        """
+        return self._read(ids, cache, self._run)
+
+    def _read(
+        self,
+        ids: Tensor | Sequence[int],
+        cache: Caches | None,
+        work: Callable[[Sequence[Session]], Tensor],
+    ) -> Tensor:
         caches = self._own() if cache is None else _several(cache)
         sessions = [_served(each) for each in caches]
         if _shape_of(sessions) != self._shape:
             raise ArgumentError(argument="cache", expected="of the graph's shape", got="another")
         tokens = torch.as_tensor(ids, dtype=torch.int64).reshape(-1, 1)
         if len(tokens) != self.num_sequences:
-            raise ArgumentError(argument="ids", expected=str(self.num_sequences), got=len(tokens))
+            expected = str(self.num_sequences)
+            raise ArgumentError(argument="ids", expected=expected, got=len(tokens))
         parts = torch.split(tokens, [session.num_sequences for session in sessions])
         begun: list[HybridCache] = []
         try:
-            steps = []
             for each, part in zip(caches, parts, strict=True):
-                steps.append(each.begin_token(part))
+                each.begin_token(part)
                 begun.append(each)
-            for step in steps:
-                step.written_on_device()
             self._tables.point(sessions)
             self._ids.copy_(tokens)
-            if self._ids.device.type != "cuda":
-                self.logits = self.run(sessions)
-            else:
-                if self._graph is None:
-                    self._graph = self._captured(sessions)
-                self._graph.replay()
+            logits = work(sessions)
         except BaseException:
             self._tables.forget()
             for each in begun:
                 each.take_back_token()
             raise
         self._tables.advanced()
-        self._caches = [weakref.ref(each) for each in caches]
-        return self.logits  # type: ignore[return-value] # set where it is captured
+        return logits
+
+    def _replayed(self, sessions: Sequence[Session]) -> Tensor:
+        if self._ids.device.type != "cuda":
+            return self._run(sessions)
+        if self._graph is None:
+            self._graph = self._captured(sessions)
+        self._graph.replay()
+        return self.logits  # type: ignore[return-value] # set where it was captured
 
     def _own(self) -> list[HybridCache]:
         caches = [each() for each in self._caches]
@@ -131,7 +147,7 @@ class DecodeGraph:
             # twice: kernels are compiled, and an output that follows the host's count is found
             for seen in (1, 1_000_003):
                 self._stand_in.seen = seen
-                outs.append(self.run(sessions).clone())
+                outs.append(self._run(sessions).clone())
                 self._tables.write(sessions)
         torch.cuda.current_stream().wait_stream(stream)
         if not torch.equal(*(out.view(torch.uint8) for out in outs)):
@@ -142,10 +158,10 @@ class DecodeGraph:
             )
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self.logits = self.run(sessions)
+            self.logits = self._run(sessions)
         return graph
 
-    def run(self, sessions: Sequence[Session]) -> Tensor:
+    def _run(self, sessions: Sequence[Session]) -> Tensor:
         """The step launched kernel by kernel, as a graph holds it; the tables move on."""
         model = self._model
         facts: dict[str, Any] = {cache_keyword(model): self._stand_in, "use_cache": True}

@@ -17,7 +17,6 @@ from kvplane.integrations.transformers.kinds import LayerKind
 from kvplane.integrations.transformers.layer import StoreLayer
 from kvplane.integrations.transformers.running import RunningStates
 from kvplane.session import Session
-from kvplane.step import Step
 
 
 class HostCache(Cache):
@@ -55,8 +54,8 @@ class HostCache(Cache):
 
     # a token whose rows work queued on the device writes
 
-    def begin_token(self, ids: Tensor) -> Step:
-        """A step of one token a sequence, `[batch, 1]`; `take_back_token` undoes it.
+    def begin_token(self, ids: Tensor) -> None:
+        """Begin a step of one token a sequence, `[batch, 1]`; `take_back_token` undoes it.
 
         Raises:
             ArgumentError: nothing was read yet, layers beside the store's, or recorded rows.
@@ -69,7 +68,8 @@ class HostCache(Cache):
         sizes = (session.num_sequences, 0, 1, 0)
         like = torch.empty(sizes, dtype=session.plan.dtype, device=session.plan.device)
         places = torch.full((session.num_sequences, 1), self.seen)
-        return self._chart.begin(like, places, ids)
+        step = self._chart.begin(like, places, ids)
+        step.written_on_device()
 
     def take_back_token(self) -> None:
         """Take the step back, as if its call had never been."""
