@@ -132,7 +132,8 @@ class SessionBuilder:
         check_rows(layer, "value", value, plane.value)
         if value.shape[1] != count:
             raise TensorMismatch(layer=layer, what="value rows", expected=count, got=value.shape[1])
-        plane.store(self._backed(layer, first, first + count), key, value)
+        runs = self._backed(layer, first, first + count)
+        plane.store(runs, key.detach(), value.detach())
         self.filled(layer, first, first + count)
 
     def finish(self) -> Session:
@@ -164,13 +165,18 @@ class SessionBuilder:
 
 
 def check_rows(layer: int, what: str, rows: object, like: Tensor) -> None:
-    """Refuse what is not `[batch, rows, kv_head, dim]` in the plane's dtype: TensorMismatch."""
+    """Refuse what is not `[batch, rows, kv_head, dim]` in the plane's dtype, strided, with data.
+
+    Raises:
+        TensorMismatch: also for a tensor of a device that has no data. Others are copied from.
+    """
     expected = f"[{like.shape[0]}, rows, {like.shape[2]}, {like.shape[3]}] {like.dtype}"
     if not isinstance(rows, Tensor):
         raise TensorMismatch(layer=layer, what=what, expected=expected, got=type(rows).__name__)
-    same = rows.ndim == like.ndim and rows.dtype == like.dtype
+    same = rows.ndim == like.ndim and rows.dtype == like.dtype and not rows.is_meta
+    same = same and rows.layout is torch.strided
     if not same or (rows.shape[0], *rows.shape[2:]) != (like.shape[0], *like.shape[2:]):
-        got = f"{list(rows.shape)} {rows.dtype}"
+        got = f"{list(rows.shape)} {rows.dtype} {rows.layout} on {rows.device}"
         raise TensorMismatch(layer=layer, what=what, expected=expected, got=got)
 
 

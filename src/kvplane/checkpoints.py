@@ -1,6 +1,7 @@
 """Places to return to within one session."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -8,7 +9,8 @@ from torch import Tensor
 from kvplane.ledger import Ledger
 from kvplane.memory import Hold
 from kvplane.ring import RingCursor
-from kvplane.snapshot import Cursor
+from kvplane.rows import spoil
+from kvplane.snapshot import Capture, Cursor
 
 if TYPE_CHECKING:
     from kvplane.session import Session
@@ -23,11 +25,13 @@ class Checkpoint:
 
     __slots__ = (
         "__weakref__",
+        "captures",
         "cursors",
         "holds",
         "ids",
         "ledger",
         "lost_by",
+        "marks",
         "owner",
         "position",
         "rows",
@@ -42,6 +46,8 @@ class Checkpoint:
         holds: Mapping[int, Hold] | None,
         ids: Sequence[list[int]] | None,
         ledger: Ledger,
+        captures: Mapping[int, Capture],
+        marks: AbstractSet[int],
     ) -> None:
         self.owner = owner
         self.holds = holds
@@ -50,6 +56,8 @@ class Checkpoint:
         self.position = position
         self.cursors = cursors
         self.rows = rows
+        self.captures = captures
+        self.marks = marks
         self.lost_by: int | None = None
 
     @property
@@ -80,33 +88,48 @@ def taken(session: "Session") -> Checkpoint:
         holds if shared else None,
         None if ids is None else [sequence[:count] for sequence in ids],
         session.ledger.copy(),
+        dict(session.captures),
+        set(session.marks),
     )
 
 
 def put_back(session: "Session", checkpoint: Checkpoint) -> dict[str, RingCursor]:
     """Write a checkpoint's rows back; the cursors that then hold.
 
+    An interrupt in the middle leaves the session empty.
+
     Raises:
-        MemoryUnavailable: the full planes' pages cannot be had, or LimitReached, where full rows
-            come back. Nothing was changed.
+        MemoryUnavailable: the rows' pages cannot be had, or LimitReached, where full rows come
+            back. Nothing was changed.
     """
+    cursors = {
+        name: RingCursor(*cursor, max_context=session.cursors[name].max_context)
+        for name, cursor in checkpoint.cursors.items()
+    }
+    rings = [group for group in session.groups if group.sliding_window is not None]
     more = max(0, checkpoint.position - session.position) * session.num_sequences
     session.charge(more * session.plan.full_row_nbytes)
+    shown = False
     try:
+        for group in rings:
+            # another session may have these pages too
+            session.back(group, _live_runs(cursors[group.id]))
         _show(session, checkpoint.holds or {})
+        shown = True
+        for group in rings:
+            for layer in group.layers:
+                runs = _live_runs(cursors[group.id])
+                session.planes[layer].store(runs, *checkpoint.rows[layer])
     except BaseException:
         session.charge(-more * session.plan.full_row_nbytes)
+        if shown:
+            spoil(session)
         raise
-    cursors = {}
-    for group in session.groups:
-        limit = session.cursors[group.id].max_context
-        cursor = RingCursor(*checkpoint.cursors[group.id], max_context=limit)
-        cursors[group.id] = cursor
-        if group.sliding_window is not None:
-            runs = cursor.rows_of(cursor.origin_logical, cursor.next_position)
-            for layer in group.layers:
-                session.planes[layer].store(runs, *checkpoint.rows[layer])
     return cursors
+
+
+def _live_runs(cursor: RingCursor) -> list[range]:
+    return cursor.rows_of(cursor.live.start, cursor.live.stop)
 
 
 def _show(session: "Session", holds: Mapping[int, Hold]) -> None:

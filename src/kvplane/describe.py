@@ -7,6 +7,7 @@ from kvplane.plane import Layout, PlaneShape
 
 if TYPE_CHECKING:
     from kvplane.session import Session
+    from kvplane.snapshot import Capture
     from kvplane.store import KVStore
 
 
@@ -148,16 +149,23 @@ def report(store: "KVStore") -> MemoryReport:
         sessions=held,
         checkpoints=sum(kept.nbytes for session in sessions for kept in session.checkpoints),
         recorded=sum(s.undo.nbytes for s in sessions if s.undo is not None),
-        captures=sum(
-            key.nbytes + value.nbytes
-            for session in sessions
-            for kept in session.captures.values()
-            for key, value in kept.rows.values()
-        ),
+        captures=_captured(sessions),
         pages_held=by_session + sum(pages.values()),
         page_nbytes=page_nbytes,
         limit=store.account.limit,
     )
+
+
+def _captured(sessions: "list[Session]") -> int:
+    """Bytes of the captures of sessions and their checkpoints, each counted once."""
+    captures: list[Capture] = []
+    for session in sessions:
+        # copies: other threads may use the sessions meanwhile
+        captures += list(session.captures.values())
+        for kept in list(session.checkpoints):
+            captures += kept.captures.values()
+    distinct = {id(capture): capture for capture in captures}.values()
+    return sum(key.nbytes + value.nbytes for kept in distinct for key, value in kept.rows.values())
 
 
 def _held(session: "Session", page_nbytes: int) -> dict[str, Held]:

@@ -168,7 +168,7 @@ def _checked_rows(
                 wanted = max(length, key.shape[1])
                 raise TensorMismatch(layer=layer, what=f"{what} rows", expected=wanted, got=count)
         kept = slice(key.shape[1] - length, None)
-        rows[layer] = (key[:, kept], value[:, kept])
+        rows[layer] = (key[:, kept].detach(), value[:, kept].detach())
     return rows
 
 

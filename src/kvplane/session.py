@@ -29,7 +29,7 @@ from kvplane.ledger import Ledger
 from kvplane.plan import StorePlan, checked_device
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
-from kvplane.rows import checked_sequences, detached, empty, reorder, rewound
+from kvplane.rows import checked_sequences, cut, detached, empty, recall, reorder, rewound
 from kvplane.snapshot import Capture, Snapshot
 from kvplane.step import Step
 from kvplane.tokens import as_tokens, check_kind, checked_position
@@ -166,6 +166,7 @@ class Session:
         Raises:
             PositionError: `position` is above the session's, or below its first.
             WindowLost: names the group and the missing positions. Nothing was changed.
+            MemoryUnavailable: recorded rows cannot be put back. Nothing was changed.
         """
         with self.guard:
             self.check_writable("a rewind")
@@ -181,10 +182,8 @@ class Session:
                 return
             cursors = {group.id: rewound(self, group, position) for group in self.groups}
             if self.undo is not None:
-                for group in self.groups:
-                    for layer in group.layers:
-                        self.undo.put_back(layer, self.planes[layer], cursors[group.id])
-            self._cut(position, cursors)
+                recall(self, self.undo, cursors)
+            cut(self, position, cursors)
 
     def record(self, *, on: bool = True) -> None:
         """Keep, or stop keeping, the rows that steps overwrite.
@@ -202,18 +201,6 @@ class Session:
         with self.guard:
             if self.undo is not None:
                 self.undo.clear()
-
-    def _cut(self, position: int, cursors: Mapping[str, RingCursor]) -> None:
-        """Make `position` the next one; the cursors hold what is left."""
-        freed = (self.position - position) * self.plan.full_row_nbytes * self.num_sequences
-        for checkpoint in list(self.checkpoints):
-            if checkpoint.position > position and checkpoint.holds is None:
-                checkpoint.lost_by = position
-        self.ledger.cut(position)
-        self.captures = {at: kept for at, kept in self.captures.items() if at <= position}
-        self.marks = {at for at in self.marks if at <= position}
-        self.cursors = cursors
-        self.charge(-freed)
 
     def checkpoint(self) -> Checkpoint:
         """A place to return to: the rings' rows are copied, full pages are shared.
@@ -255,7 +242,10 @@ class Session:
             if forward:
                 self.cursors = cursors
             else:
-                self._cut(checkpoint.position, cursors)
+                cut(self, checkpoint.position, cursors)
+            # what was kept since may be another branch's
+            self.captures = dict(checkpoint.captures)
+            self.marks = set(checkpoint.marks)
 
     def fork(self) -> "Session":
         """A second session with the same rows, which goes its own way."""

@@ -322,13 +322,15 @@ class KVStore:
     def new_planes(self, arena: Arena, num_sequences: int) -> dict[int, Plane]:
         """A plane for every layer that owns rows."""
         planes = {}
-        for group in self.geometry.groups:
-            shape = self.plan.shape(group, num_sequences)
-            # only a ring of whole rows can be shown twice in a row
-            ring = group.sliding_window is not None and shape.layout is Layout.TOKEN_MAJOR
-            for layer in group.layers:
-                span = arena.reserve(shape.nbytes, ring=ring)
-                planes[layer] = Plane(shape, span)
+        # a tensor that is made in inference mode can never be written outside it
+        with torch.inference_mode(mode=False):
+            for group in self.geometry.groups:
+                shape = self.plan.shape(group, num_sequences)
+                # only a ring of whole rows can be shown twice in a row
+                ring = group.sliding_window is not None and shape.layout is Layout.TOKEN_MAJOR
+                for layer in group.layers:
+                    span = arena.reserve(shape.nbytes, ring=ring)
+                    planes[layer] = Plane(shape, span)
         return planes
 
     def adopt(self, session: Session) -> None:
