@@ -1,5 +1,6 @@
 """What transformers asks of a layer and of a cache, beside the stock one; what is refused."""
 
+import contextlib
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -82,6 +83,18 @@ def test_a_layer_is_what_generate_checks_for():
     assert (8, -1) == (cache.get_max_length(0), cache.get_max_length(3))
     assert not layer.is_initialized
     assert not cache.offloading
+
+
+def test_a_cache_is_taken_by_its_older_name_too():
+    model = zoo.build("muse_glimmer")
+    expected = modes.generate(model, modes.stock(model), zoo.text(9), max_new_tokens=20)[0]
+    cache = HybridCache(model)
+    older = modes.keyword(model) == "past_key_values"
+    with contextlib.nullcontext() if older else pytest.warns(FutureWarning, match="deprecated"):
+        out = model.generate(zoo.text(9), past_key_values=cache, max_new_tokens=20, do_sample=False)
+
+    assert torch.equal(expected, out)
+    assert out[0, :-1].tolist() == cache.tokens
 
 
 def test_a_layer_alone_cannot_be_changed():

@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from kvplane.cli.output import console, human, print_table
-from kvplane.errors import ArgumentError
+from kvplane.errors import ArgumentError, PackError
 from kvplane.home import home
 from kvplane.pack import open_root, read_session, remove_session, session_names
 from kvplane.pack.blob import blob_name
+from kvplane.pack.documents import SavedSession
 from kvplane.pack.sessions import check_session_name, session_file
 from kvplane.storage import Storage
 
@@ -18,9 +19,9 @@ def _root() -> Storage:
     return open_root(home(), create=True)
 
 
-def _nbytes(storage: Storage, name: str) -> int:
-    blobs = read_session(storage, name).state.blobs
-    return sum(storage.size(blob_name(blob)) for blob in blobs if storage.exists(blob_name(blob)))
+def _nbytes(storage: Storage, saved: SavedSession) -> int:
+    names = map(blob_name, saved.state.blobs)
+    return sum(storage.size(name) for name in names if storage.exists(name))
 
 
 def ls() -> None:
@@ -31,16 +32,15 @@ def ls() -> None:
     storage = _root()
     rows = []
     for name in session_names(storage):
-        saved = read_session(storage, name)
         when = datetime.fromtimestamp(storage.modified(session_file(name)), tz=UTC)
-        rows.append(
-            [
-                name,
-                f"{saved.state.position:,}",
-                human(_nbytes(storage, name)),
-                when.strftime("%Y-%m-%d %H:%M"),
-            ]
-        )
+        try:
+            saved = read_session(storage, name)
+        except PackError:
+            # kvplane pack verify says what is wrong; the others can still be listed
+            held = ["damaged", ""]
+        else:
+            held = [f"{saved.state.position:,}", human(_nbytes(storage, saved))]
+        rows.append([name, *held, when.strftime("%Y-%m-%d %H:%M")])
     if not rows:
         console().print("no sessions yet: kvplane run --session NAME makes one")
         return
