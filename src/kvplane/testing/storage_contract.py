@@ -53,6 +53,11 @@ NEEDS_IT = ("read", "size", "reading", "touch", "modified")
 class StorageContract:
     """Subclass as `Test...` and fill in the four methods."""
 
+    tick_s = 0.05  # times that are so far apart are told apart
+    lock_file = "locks/chat"
+    lock_fields = ("host", "pid", "since")
+    num_calls = 150  # in a sequence of any
+
     def empty(self) -> AbstractContextManager[Storage]:
         """A storage with nothing in it."""
         raise NotImplementedError
@@ -285,9 +290,9 @@ class StorageContract:
     def test_a_locks_file_says_who_and_stays(self) -> None:
         with self.empty() as storage:
             storage.lock("chat").release()
-            said = self.read_behind(storage, "locks/chat")
+            said = self.read_behind(storage, self.lock_file)
 
-            assert ["host", "pid", "since"] == list(json.loads(said))
+            assert list(self.lock_fields) == list(json.loads(said))
             assert os.getpid() == json.loads(said)["pid"]
             assert b" " not in said
 
@@ -296,7 +301,7 @@ class StorageContract:
             storage.put("a", b"a")
             storage.put("b", b"b")
             stored = storage.modified("a")
-            time.sleep(0.05)
+            time.sleep(self.tick_s)
             storage.touch("a")
 
             assert stored < storage.modified("a")
@@ -339,7 +344,7 @@ class StorageContract:
         names = ["a", "b/a", "b/b", "b/c/a", "c.json", "b-c"]
         model: dict[str, bytes] = {}
         with self.empty() as storage:
-            for _ in range(150):
+            for _ in range(self.num_calls):
                 name, data = draw.choice(names), draw.randbytes(draw.randrange(4))
                 verb = draw.choice(["put", "replace", "delete", "read", "list"])
                 expected = _as_a_dictionary(model, verb, name, data)
