@@ -22,3 +22,5 @@ STATES_NBYTES = 1 << 32
 
 # threads that hash while others copy; more are no faster on memory that all share
 WORKERS = 2
+# threads that wait for the disk, which syncs several files in the time of one
+WRITERS = 4

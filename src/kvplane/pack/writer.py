@@ -16,7 +16,7 @@ from kvplane.pack.buffers import ThreadBuffer
 from kvplane.pack.content import put_content
 from kvplane.pack.encoding import digest
 from kvplane.pack.lease import Lease
-from kvplane.pack.limits import SPANS, TOKENS, WORKERS
+from kvplane.pack.limits import SPANS, TOKENS, WRITERS
 from kvplane.pack.source import RowSource
 from kvplane.pack.spans import overlapping, planned, rounded_down
 from kvplane.pack.state import GroupRows, Numerics, State
@@ -179,10 +179,10 @@ def _put_all(
         data = row_blob(piece.group, piece.put.start, rows, memory=memory)
         return _store(storage, data, written)
 
-    if len(pieces) < WORKERS:
+    if len(pieces) < WRITERS:
         blobs = list(map(put, pieces))
     else:
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with ThreadPoolExecutor(WRITERS) as pool:
             try:
                 blobs = list(pool.map(put, pieces))
             finally:
