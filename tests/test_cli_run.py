@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+import zoo
 from kvplane.cli import INTERRUPTED, REFUSED, main
 from kvplane.cli.memory import check_memory
 from kvplane.errors import MemoryUnavailable
@@ -197,24 +198,30 @@ def test_another_models_session_is_refused_by_the_part_that_differs(said):
     assert "fingerprint.groups" in said.notes
 
 
-@pytest.fixture
-def chat_model(tmp_path):
-    """A small hybrid model with a tokenizer and a chat template, as a folder."""
+def save_tokenizer(folder):
+    """Letters as tokens, with a chat template."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     vocabulary = {chr(code): code - 28 for code in range(32, 127)}
     vocabulary |= {"<pad>": 0, "<bos>": 1, "<u>": 2, "<a>": 3}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))  # noqa: S106 - no password
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token="<bos>",  # noqa: S106 - no password
         pad_token="<pad>",  # noqa: S106 - no password
         additional_special_tokens=["<u>", "<a>"],
         chat_template="<bos>{% for m in messages %}{{ '<u>' if m.role == 'user' else '<a>' }}"
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
-    )
+    ).save_pretrained(folder)
+
+
+@pytest.fixture
+def chat_model(tmp_path):
+    """A small hybrid model with a tokenizer and a chat template, as a folder."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
     torch.manual_seed(0)
     model = Gemma3ForCausalLM(
         Gemma3TextConfig(
@@ -235,8 +242,37 @@ def chat_model(tmp_path):
     )
     folder = tmp_path / "model"
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def stateful_model(tmp_path):
+    """A small model with sliding, full and convolution layers, as a folder."""
+    folder = tmp_path / "stateful"
+    zoo.build("lfm3").save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def test_a_session_with_states_beside_its_rows_goes_on_with_a_prompt(said, stateful_model):
+    command = ["run", "--model", stateful_model, "--max-new-tokens"]
+    whole = said(*command, 20, "some words and more")
+    said(*command, 0, "some words", "--session", "s")
+    found = said(*command, 20, " and more", "--session", "s")
+
+    assert "11 of 20 tokens from session s" in said.notes
+    assert whole == found
+    said("run", "--model", stateful_model, "--session", "s", code=REFUSED)
+    assert "prompt: expected a token more" in said.notes
+
+
+def test_a_prompt_cache_holds_states_beside_rows(said, stateful_model, tmp_path):
+    command = ["run", "--model", stateful_model, "--prompt-cache", tmp_path / "root"]
+    said(*command, "--max-new-tokens", 0, "some words")
+    said(*command, "--max-new-tokens", 5, "some words and more")
+
+    assert "11 of 20 tokens from the prompt cache" in said.notes
 
 
 def test_a_chat_goes_on_from_turn_to_turn_without_reading_it_again(said, chat_model, monkeypatch):

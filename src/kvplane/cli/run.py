@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from kvplane.cli.memory import check_memory
 from kvplane.cli.output import human
-from kvplane.errors import ArgumentError, ContextFull
+from kvplane.errors import ArgumentError, ContextFull, PositionError
 from kvplane.home import home
 
 if TYPE_CHECKING:
@@ -140,6 +140,11 @@ def _read(talk: "Conversation", place: "Place | None", text: str, *, strict: boo
     try:
         with _progress(notes, len(ids) - begin) as advance:
             talk.read(ids, progress=lambda position: advance(position - begin))
+    except PositionError as error:
+        if begin < len(ids):
+            raise
+        # its last token would have to run again
+        raise ArgumentError(argument="prompt", expected="a token more", got=str(error)) from error
     except KeyboardInterrupt:
         # part of an addition would be added again by the next command: then nothing was said yet
         kept = _kept(talk, place if ids == whole else None)
