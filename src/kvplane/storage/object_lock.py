@@ -27,6 +27,7 @@ _ATTEMPTS = 5
 
 class _Seen(NamedTuple):
     said: Holder
+    id: str | None
     renewed: int
     version: str | None
     modified: float
@@ -60,9 +61,7 @@ class ObjectLock:
                 seen = _seen(client, lock._file)
                 if seen is None:
                     continue
-                if seen.renewed != _RELEASED and not _is_stale(client, seen):
-                    raise seen.said.refusal(name)
-                version = client.update(lock._file, lock._said(), version=seen.version)
+                version = lock._taken(seen)
             if version is not None:
                 lock._hold(version)
                 return lock
@@ -82,7 +81,25 @@ class ObjectLock:
         self._renewed = _RELEASED
         # a lock that could not be given back is taken over in a minute
         with suppress(StorageError):
-            self._client.update(self._file, self._said(), version=self._version)
+            self._updated(self._version)
+
+    def _taken(self, seen: _Seen) -> str | None:
+        """The version of a lock that nobody holds, taken; None when another was faster."""
+        if self._is_mine(seen):
+            # the answer to a request that was asked again was lost
+            return seen.version
+        if seen.renewed != _RELEASED and not _is_stale(self._client, seen):
+            raise seen.said.refusal(self.name)
+        return self._updated(seen.version)
+
+    def _updated(self, version: str | None) -> str | None:
+        """The new version, if it was still of `version`, or is ours already."""
+        new = self._client.update(self._file, self._said(), version=version)
+        if new is None:
+            seen = _seen(self._client, self._file)
+            if seen is not None and self._is_mine(seen):
+                return seen.version
+        return new
 
     def _hold(self, version: str) -> None:
         self._version = version
@@ -96,14 +113,12 @@ class ObjectLock:
         while not self._end.wait(RENEW_S):
             self._renewed += 1
             try:
-                version = self._client.update(self._file, self._said(), version=self._version)
+                version = self._updated(self._version)
             except StorageError:
-                # it may have been renewed and the answer lost: the version tells next time
-                seen = None
-                with suppress(StorageError):
-                    seen = _seen(self._client, self._file)
-                version = seen.version if seen is not None and self._is_mine(seen) else None
-                if version is None and time.monotonic() - renewed_at < STALE_S:
+                # a server may be away for a while; for how long others wait, the lock is ours
+                version = None
+                if time.monotonic() - renewed_at < STALE_S:
+                    self._renewed -= 1
                     continue
             if version is None:
                 self.lost = True
@@ -111,7 +126,7 @@ class ObjectLock:
             self._version, renewed_at = version, time.monotonic()
 
     def _is_mine(self, seen: _Seen) -> bool:
-        return (seen.said, seen.renewed) == (self._holder, self._renewed)
+        return (seen.id, seen.renewed) == (self._id, self._renewed)
 
     def _said(self) -> bytes:
         said: dict[str, Any] = json.loads(self._holder.to_bytes())
@@ -136,12 +151,13 @@ def _seen(client: Client, file: str) -> _Seen | None:
         modified = client.head(file).modified
     except StorageMissing:
         return None
-    renewed = 0
+    number, renewed = None, 0
     with suppress(ValueError, RecursionError):
         said = json.loads(found.data)
-        if isinstance(said, dict) and isinstance(said.get("renewed"), int):
-            renewed = said["renewed"]
-    return _Seen(Holder.from_bytes(found.data), renewed, found.version, modified)
+        if isinstance(said, dict):
+            number = said.get("id")
+            renewed = said["renewed"] if isinstance(said.get("renewed"), int) else 0
+    return _Seen(Holder.from_bytes(found.data), number, renewed, found.version, modified)
 
 
 def _is_stale(client: Client, seen: _Seen) -> bool:
