@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-import zoo
+import model_folders
 from kvplane.cli import INTERRUPTED, REFUSED, main
 from kvplane.cli.memory import check_memory
 from kvplane.errors import MemoryUnavailable
@@ -198,61 +197,14 @@ def test_another_models_session_is_refused_by_the_part_that_differs(said):
     assert "fingerprint.groups" in said.notes
 
 
-def save_tokenizer(folder):
-    """Letters as tokens, with a chat template."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {chr(code): code - 28 for code in range(32, 127)}
-    vocabulary |= {"<pad>": 0, "<bos>": 1, "<u>": 2, "<a>": 3}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))  # noqa: S106 - no password
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token="<bos>",  # noqa: S106 - no password
-        pad_token="<pad>",  # noqa: S106 - no password
-        additional_special_tokens=["<u>", "<a>"],
-        chat_template="<bos>{% for m in messages %}{{ '<u>' if m.role == 'user' else '<a>' }}"
-        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
-    ).save_pretrained(folder)
-
-
 @pytest.fixture
 def chat_model(tmp_path):
-    """A small hybrid model with a tokenizer and a chat template, as a folder."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(0)
-    model = Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            vocab_size=100,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=6,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            sliding_window=32,
-            initializer_range=0.08,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=None,
-            max_position_embeddings=2048,
-        )
-    )
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return model_folders.sliding(tmp_path / "model")
 
 
 @pytest.fixture
 def stateful_model(tmp_path):
-    """A small model with sliding, full and convolution layers, as a folder."""
-    folder = tmp_path / "stateful"
-    zoo.build("lfm3").save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return model_folders.stateful(tmp_path / "stateful")
 
 
 def test_a_session_with_states_beside_its_rows_goes_on_with_a_prompt(said, stateful_model):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from kvplane.errors import ArgumentError, PackError, WindowLost
+from kvplane.errors import ArgumentError, PackError, PositionError
 from kvplane.home import home
 
 if TYPE_CHECKING:
@@ -86,20 +86,18 @@ def turn(
     """Read what a turn adds; where the template changed what was said, go back to where it agrees.
 
     Returns:
-        The conversation that goes on: another one, from the deepest cut, when a ring could not go
-        back that far.
+        The conversation that goes on: another one, from the deepest cut, when rings or states could
+        not go back that far.
     """
     from kvplane.integrations.transformers.conversation import converse  # noqa: PLC0415
+    from kvplane.integrations.transformers.prompts import common  # noqa: PLC0415
 
     held = talk.ids
-    agreed = next(
-        (place for place, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b),
-        min(len(held), len(ids)),
-    )
+    agreed = common(held, ids)
     if agreed < len(held):
         try:
             talk.cache.rewind(agreed)
-        except WindowLost as error:
+        except PositionError as error:
             again = converse(named, prefixes=talk.prefixes, max_context=talk.cache.max_context)
             with contextlib.suppress(PackError):
                 again.begin(ids)
