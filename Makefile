@@ -7,7 +7,7 @@ JOBS ?= 2
 
 LOW := .venv-low
 
-.PHONY: setup check test demo fix bench matrix gpu mutants clean
+.PHONY: setup check test demo fix bench matrix browser docs gpu mutants clean
 
 setup: $(VENV)/.stamp
 
@@ -25,7 +25,7 @@ check: setup
 	$(BIN)/codespell src tests tools bench examples docs README.md CONTRIBUTING.md CHANGELOG.md
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not gpu and not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not gpu and not slow and not browser"
 
 demo: setup
 	$(BIN)/kvplane demo
@@ -50,6 +50,15 @@ $(LOW)/.stamp: pyproject.toml constraints.txt
 	$(LOW)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOW)/constraints.txt \
 		transformers==5.17.0 -e '.[dev]'
 	touch $@
+
+# the inspector's page in a real Chromium: Debian's, $$KVPLANE_CHROMIUM, or playwright's own
+browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -q -m browser tests/browser
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 # on a machine with an NVIDIA GPU: the suite and the report under docs/benchmarks
 gpu:

@@ -111,7 +111,7 @@ def test_an_interrupt_is_exit_code_130(monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvplane.cli.make_app", lambda: interrupted)
+    monkeypatch.setattr("kvplane.cli.make_app", lambda _: interrupted)
 
     assert 130 == INTERRUPTED == main([])
 

@@ -22,6 +22,7 @@ COMMANDS = (
     ("demo", "kvplane.cli.demo:demo", "Stop, resume and fork a hybrid model, bits compared."),
     ("doctor", "kvplane.cli.doctor:doctor", "What is installed and used; a short self-test."),
     ("footprint", "kvplane.cli.footprint:footprint", "Bytes that a model's sessions take."),
+    ("inspect", "kvplane.cli.inspect:inspect", "A page about a saved session or a cut."),
     ("run", "kvplane.cli.run:run", "Read a prompt and say what follows; keep the session."),
 )
 GROUPS = (

@@ -6,7 +6,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from kvplane.units import human
+
+__all__ = ["Output", "both", "console", "human", "print_table"]
+
 # a terminal narrower than this gets the human units on a line of their own
 WIDE = 120
 PIPED_WIDTH = 1000
@@ -24,16 +27,6 @@ def console() -> Console:
     """Standard output; without colours, frames and wrapping unless it is a terminal."""
     out = Output(highlight=False)
     return out if out.is_terminal else Output(highlight=False, width=PIPED_WIDTH)
-
-
-def human(nbytes: int) -> str:
-    """Bytes in the largest unit that leaves at least one of it: "78.0 MiB", "1.70 GiB"."""
-    size = float(nbytes)
-    unit = 0
-    while size >= 1024 and unit < len(UNITS) - 1:  # noqa: PLR2004 - a KiB
-        size /= 1024
-        unit += 1
-    return f"{nbytes} B" if unit == 0 else f"{size:.{max(1, unit - 1)}f} {UNITS[unit]}"
 
 
 def both(nbytes: int, out: Console) -> str:
