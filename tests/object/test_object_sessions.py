@@ -82,7 +82,7 @@ def what_is_there(storage):
     ids=lambda one: one.name if isinstance(one, Kind) else "",
 )
 def test_with_any_request_failing_a_reader_finds_the_old_session_or_the_new(
-    s3, proxy, bucket, kind, lasting
+    proxy, bucket, kind, lasting
 ):
     storage, old = fresh(bucket)
     faulty = through(proxy, storage)
@@ -116,7 +116,7 @@ def test_with_any_request_failing_a_reader_finds_the_old_session_or_the_new(
     [Kind.FLIP, Kind.SHORTER, Kind.LONGER, Kind.CUT, Kind.DENIED],
     ids=lambda kind: kind.name,
 )
-def test_with_any_answer_damaged_a_load_is_right_or_refused(s3, proxy, bucket, kind):
+def test_with_any_answer_damaged_a_load_is_right_or_refused(proxy, bucket, kind):
     storage, rows = fresh(bucket)
     faulty = through(proxy, storage)
 
@@ -140,7 +140,7 @@ def test_with_any_answer_damaged_a_load_is_right_or_refused(s3, proxy, bucket, k
         assert same(rows, found)
 
 
-def test_a_byte_changed_in_the_bucket_is_found(s3, bucket):
+def test_a_byte_changed_in_the_bucket_is_found(bucket):
     storage, _ = fresh(bucket)
     for name in storage.list():
         if name.startswith(("blobs/", "sessions/")):
