@@ -15,12 +15,15 @@ A copy goes to the same place in a region of the writer's own, so that neighbour
 """
 
 import weakref
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvplane.errors import MemoryUnavailable
 from kvplane.memory import address
 from kvplane.memory.address import PAGE_NBYTES, AddressRange, available
 from kvplane.memory.base import Span
@@ -130,7 +133,7 @@ class MappedSpan:
         except BaseException:
             self.file.drop(copy.page, copy.page_stop)
             raise
-        self._put(copy)
+        self._put([copy])
         self.file.drop(shared.page, shared.page_stop)
 
     def _unowned(self, first: int, stop: int) -> int:
@@ -172,23 +175,30 @@ class MappedSpan:
         ]
 
     def _show(self, extents: Sequence[Extent]) -> None:
-        file = self.file
+        """Have pages that others own in the place of this span's; ascending."""
         self.forget_own()
-        for wanted in extents:
-            for now in list(self._within(wanted.first, wanted.stop)):
-                page = wanted.page + now.first - wanted.first
-                if now.page == page:
-                    continue
-                extent = Extent(now.first, now.stop, page)
-                # an owner too many for a moment, never one too few
-                file.share(page, extent.page_stop)
-                try:
-                    self._map(extent)
-                except BaseException:
-                    file.drop(page, extent.page_stop)
-                    raise
-                self._put(extent)
-                file.drop(now.page, now.page_stop)
+        before: list[Extent] = []
+        shown: list[Extent] = []
+        try:
+            for wanted in extents:
+                for now in self._within(wanted.first, wanted.stop):
+                    page = wanted.page + now.first - wanted.first
+                    if now.page != page:
+                        then = Extent(now.first, now.stop, page)
+                        self._map(then)
+                        # an owner too many for a moment, never one too few
+                        self.file.share(page, then.page_stop)
+                        before.append(now)
+                        shown.append(then)
+        except BaseException:
+            # in reverse, each finds the mappings that it needs
+            for now, then in zip(reversed(before), reversed(shown), strict=True):
+                self._map(now)
+                self.file.drop(then.page, then.page_stop)
+            raise
+        self._put(shown)
+        for now in before:
+            self.file.drop(now.page, now.page_stop)
 
     def discard(self) -> None:
         """Let go of every page; the bytes are zero again: MemoryUnavailable."""
@@ -245,15 +255,25 @@ class MappedSpan:
             raise
 
     def _within(self, first: int, stop: int) -> Iterator[Extent]:
-        for extent in self._extents:
+        place = bisect_right(self._extents, first, key=_first) - 1
+        for extent in self._extents[max(0, place) :]:
             begin, end = max(first, extent.first), min(stop, extent.stop)
             if begin < end:
                 yield Extent(begin, end, extent.page + begin - extent.first)
+            elif extent.first >= stop:
+                return
 
-    def _put(self, new: Extent) -> None:
-        kept = [*self._within(0, new.first), new, *self._within(new.stop, self._num_pages)]
+    def _put(self, new: Sequence[Extent]) -> None:
+        """Note what is shown now; ascending."""
+        extents: list[Extent] = []
+        stop = 0
+        for extent in new:
+            extents.extend(self._within(stop, extent.first))
+            extents.append(extent)
+            stop = extent.stop
+        extents.extend(self._within(stop, self._num_pages))
         joined: list[Extent] = []
-        for extent in kept:
+        for extent in extents:
             last = joined[-1] if joined else None
             if last is not None and last.page_stop == extent.page:
                 joined[-1] = Extent(last.first, extent.stop, last.page)
@@ -307,7 +327,29 @@ class MappedBackend:
 
 def unavailable(device: torch.device) -> str | None:
     """None where this backend works; else why not."""
-    return available() if device.type == "cpu" else f"is for the CPU, not for {device.type}"
+    if device.type != "cpu":
+        return f"is for the CPU, not for {device.type}"
+    reason = available()
+    if reason is None:
+        try:
+            _try_out()
+        except MemoryUnavailable as error:
+            reason = f"is refused by the system: {error}"
+    return reason
+
+
+@cache
+def _try_out() -> None:
+    """One page, shown twice: MemoryUnavailable. What has worked once is not tried again."""
+    arena = MappedArena()
+    span = arena.reserve(PAGE_NBYTES, ring=True)
+    span.back([range(1)])
+    span.tensor()[0] = 1
+    twice = bool(span.tensor()[PAGE_NBYTES])
+    arena.release()
+    if not twice:
+        message = "one page at two addresses is two"
+        raise MemoryUnavailable(message)
 
 
 def _pages(ranges: Sequence[range]) -> Iterator[tuple[int, int]]:
@@ -317,6 +359,10 @@ def _pages(ranges: Sequence[range]) -> Iterator[tuple[int, int]]:
         stop = max(stop, -(-part.stop // PAGE_NBYTES))
         if first < stop:
             yield first, stop
+
+
+def _first(extent: Extent) -> int:
+    return extent.first
 
 
 def _close(

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,8 +68,9 @@ class PageFile:
         except OSError as error:
             raise address.failed("a memory file", 0, error.errno or 0) from error
         weakref.finalize(self, os.close, self.fd).atexit = False
-        # a page that a tensor shows can never go from under it
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        # a page that a tensor shows never goes from under it: that would end in a signal
+        with suppress(OSError):
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.owners = np.zeros(0, dtype=np.uint32)
         self._num_pages = 0
         self._retired: dict[int, deque[int]] = {}
@@ -164,10 +165,10 @@ class PageFile:
     def drop(self, first: int, stop: int) -> None:
         """One owner fewer; pages without any leave the file."""
         owners = self.owners[first:stop]
-        last = owners == 1
-        owners -= owners > 0
-        for begin, end in runs_of(last):
+        for begin, end in runs_of(owners == 1):
+            # a page that stays in the file stays owned: whoever takes one finds zeros
             address.punch(self.fd, (first + begin) * PAGE_NBYTES, (end - begin) * PAGE_NBYTES)
+        owners -= owners > 0
 
     @property
     def held_nbytes(self) -> int:
