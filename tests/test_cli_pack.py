@@ -260,7 +260,7 @@ def test_a_root_that_is_missing_or_a_file_or_an_address_is_refused_and_not_made(
 
         assert (REFUSED, "") == (code, out)
         assert what in complaint
-    assert "no storage for addresses" in run(*arguments, on="s3://bucket")[2]
+    assert "no storage for addresses" in run(*arguments, on="ftp://bucket")[2]
     assert not (tmp_path / "nothing").exists()
     assert b"precious" == (tmp_path / "file").read_bytes()
 
