@@ -72,7 +72,7 @@ def test_a_root_that_is_no_path_is_refused(root):
         open_storage(root)
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/prefix", "file:///somewhere"])
+@pytest.mark.parametrize("root", ["ftp://host/prefix", "file://host/somewhere"])
 def test_an_address_that_cannot_be_reached_is_no_folder_of_that_name(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
