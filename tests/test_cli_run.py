@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import model_folders
+import zoo
 from kvplane.cli import INTERRUPTED, REFUSED, main
 from kvplane.cli.memory import check_memory
 from kvplane.errors import MemoryUnavailable
@@ -258,3 +259,9 @@ def test_the_demo_shows_every_comparison_come_out_as_it_should():
     assert [64, 64, 64, 64] == [c["equal"] for c in facts["comparisons"][:4]]
     assert 0 < facts["comparisons"][4]["steps"] - facts["comparisons"][4]["equal"]
     assert (facts["planned"], 1024) == (facts["rows"], facts["warm"]["reused"])
+
+
+def test_a_model_that_also_takes_pictures_runs_as_text(said, tmp_path):
+    folder = model_folders.saved(zoo.build("muse_glimmer"), tmp_path / "muse")
+
+    assert said("run", "some words", "--model", folder, "--max-new-tokens", 9).strip()

@@ -128,19 +128,33 @@ def _byte_pieces(ids: Iterable[int]) -> Iterator[str]:
 
 
 def _pretrained(name: str, dtype: str | None, device: torch.device) -> NamedModel:
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers import AutoTokenizer  # noqa: PLC0415
 
     config = config_of(name)
     check_hybrid(config, name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype] if dtype else "auto")
+        chosen = DTYPES[dtype] if dtype else "auto"
+        model = _class_for(config).from_pretrained(name, dtype=chosen)
         # transformers wraps `to` in a way that type checkers cannot follow
         torch.nn.Module.to(model, device)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ArgumentError(argument="model", expected="weights", got=first_line) from error
     return _named(name, model.train(mode=False), _tokenizer_words(tokenizer, model))
+
+
+def _class_for(config: Any) -> Any:  # noqa: ANN401 - transformers' classes
+    """The class that generates text; some models have one for text and pictures together only."""
+    from transformers import (  # noqa: PLC0415
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def _named(name: str, model: Any, words: Words) -> NamedModel:  # noqa: ANN401
