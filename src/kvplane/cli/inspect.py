@@ -118,8 +118,8 @@ def _print(looked: Inspection) -> None:
             markup=False,
             soft_wrap=True,
         )
-    for where, facts in words.provenance_of(looked):
+    for run, facts in words.provenance_of(looked):
         said = ", ".join(f"{name} {value}" for name, value in facts)
-        out.print(f"{where}: {said}", markup=False, soft_wrap=True)
+        out.print(f"{run}: {said}", markup=False, soft_wrap=True)
     read = human(looked.nbytes)
     out.print(f"{looked.num_blobs:,} blobs, {read} read in {looked.seconds:.1f} s")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 COLUMNS = 256
-WHATS = ("key", "value")
+SIDES = ("key", "value")
 
 
 class Sum(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 from kvplane._version import __version__
 from kvplane.inspect.dial import dial
 from kvplane.inspect.facts import GroupFacts, Inspection
-from kvplane.inspect.heat import WHATS
+from kvplane.inspect.heat import SIDES
 from kvplane.inspect.strips import blocks_of, shared_nbytes
 from kvplane.inspect.words import (
     facts_of,
@@ -72,7 +72,7 @@ def heat_facts(found: Inspection) -> dict[str, Any]:
     kinds = {layer: part.group.kind for part in found.groups for layer in part.group.layers}
     layers = []
     for layer in found.heat.layers:
-        parts = {what: _bytes(found.heat.cells(what, layer)) for what in WHATS}
+        parts = {what: _bytes(found.heat.cells(what, layer)) for what in SIDES}
         layers.append({"layer": layer, "kind": kinds[layer], **parts})
     return {
         "position": found.content.state.position,
