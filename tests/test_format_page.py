@@ -45,6 +45,7 @@ def test_the_pages_limits_are_the_codes():
     )
     assert row("cut, session") == f"{limits.DOCUMENT_NBYTES >> 20} MiB"
     assert row("node") == f"{limits.NODE_NBYTES >> 10} KiB"
+    assert row("lease") == f"{limits.LEASE_NBYTES >> 10} KiB"
     values = limits.JSON_VALUES.bit_length() - 1
     assert row("JSON text") == f"depth {limits.JSON_DEPTH}, 2^{values} values"
     spans = f"2^{limits.SPANS.bit_length() - 1}, of a block {limits.BLOCK}"
