@@ -7,7 +7,7 @@ from made_by_hand import Made
 
 from kvplane.errors import StorageError
 from kvplane.pack import PrefixCache, load_session, open_root, save_session
-from kvplane.pack.lease import GRACE_S, LEASE_S, SKEW_S, Lease, live_leases
+from kvplane.pack.lease import GRACE_S, LATE_S, LEASE_S, SKEW_S, Lease, live_leases
 from kvplane.storage import MemoryStorage
 
 
@@ -26,7 +26,7 @@ class Clock:
 def test_work_that_is_over_soon_leaves_no_file_and_writes_none():
     storage, clock = MemoryStorage(), Clock()
     with Lease(storage, clock=clock) as lease:
-        clock.now += GRACE_S - 0.1
+        clock.now += LATE_S - 0.1
         lease.keep()
 
         assert storage.is_empty()
@@ -35,7 +35,7 @@ def test_work_that_is_over_soon_leaves_no_file_and_writes_none():
 def test_work_that_lasts_holds_a_lease_until_it_ends_however_it_ends():
     storage, clock = MemoryStorage(), Clock()
     with pytest.raises(RuntimeError), Lease(storage, clock=clock) as lease:  # noqa: PT012 - both ends
-        clock.now += GRACE_S
+        clock.now += LATE_S
         lease.keep()
 
         assert [lease.file] == live_leases(storage, now=clock.now)
@@ -45,11 +45,15 @@ def test_work_that_lasts_holds_a_lease_until_it_ends_however_it_ends():
     assert storage.is_empty()
 
 
+def test_a_sweeper_waits_longer_than_a_lease_is_late():
+    assert GRACE_S >= 2 * LATE_S
+
+
 def test_a_lease_is_renewed_before_it_expires_and_written_no_oftener():
     storage, clock = MemoryStorage(), Clock()
     expires = []
     with Lease(storage, clock=clock) as lease:
-        for _ in range(GRACE_S + 2 * LEASE_S):
+        for _ in range(LATE_S + 2 * LEASE_S):
             clock.now += 1
             lease.keep()
             if storage.exists(lease.file):
@@ -64,7 +68,7 @@ def test_a_lease_is_renewed_before_it_expires_and_written_no_oftener():
 def test_the_lease_of_a_dead_process_expires_with_room_for_other_clocks():
     storage, clock = MemoryStorage(), Clock()
     lease = Lease(storage, clock=clock)
-    clock.now += GRACE_S
+    clock.now += LATE_S
     lease.keep()
     end = clock.now + LEASE_S + SKEW_S
 
@@ -101,7 +105,7 @@ def test_whoever_may_not_write_works_without_a_lease():
 
     storage, clock = ReadOnly(), Clock()
     with Lease(storage, clock=clock) as lease:
-        clock.now += GRACE_S
+        clock.now += LATE_S
         lease.keep()
 
     assert storage.is_empty()
@@ -135,7 +139,7 @@ def test_saves_and_loads_that_last_hold_a_lease_to_their_last_blob(work, monkeyp
     if work in {"load", "cut"}:
         works["save" if work == "load" else "publish"]()
         held.clear()
-    clock = Clock(step=GRACE_S)
+    clock = Clock(step=LATE_S)
     monkeypatch.setattr(Lease.__init__, "__kwdefaults__", {"clock": clock})
     works[work]()
 

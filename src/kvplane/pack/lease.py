@@ -1,13 +1,13 @@
 """Who is at work in a root, so that a sweeper takes nothing away that a load or save still needs.
 
-    begin        GRACE_S               LEASE_S / 2              end
+    begin         LATE_S              LEASE_S / 2              end
       |------------|-----------------------|---------------------|
       no file      leases/<uuid>.json       renewed               deleted
 
 A document that is deleted while somebody loads it leaves blobs that nothing names. Most work is
-over before a lease would be written, so it is written late: a sweeper that deletes only what
-nothing named at two looks, at least `GRACE_S` apart and with no live lease at the second, meets
-nobody. A process that is killed leaves a lease that expires.
+over before a lease would be written, so it is written late, when a blob is done: a sweeper that
+deletes only what nothing named at two looks, `GRACE_S` apart and with no live lease at the second,
+meets nobody. A process that is killed leaves a lease that expires.
 """
 
 import os
@@ -27,7 +27,9 @@ from kvplane.pack.strict import loaded
 from kvplane.storage import Storage
 
 LEASE_S = 600
-GRACE_S = 2
+LATE_S = 1
+# leaves work that begins its last blob before `LATE_S` the time to end it
+GRACE_S = 5
 # clocks of two hosts may differ by this much
 SKEW_S = 3600
 FOLDER = "leases"
@@ -47,7 +49,7 @@ class Lease:
         self.file = f"{FOLDER}/{uuid.uuid4()}.json"
         self._storage = storage
         self._clock = clock
-        self._due = clock() + GRACE_S
+        self._due = clock() + LATE_S
         self._written = False
         self._guard = threading.Lock()
 
