@@ -168,6 +168,18 @@ def test_options_that_mean_nothing_are_refused(options):
         HybridCache(zoo.configuration("cohere2"), **options)
 
 
+def test_a_dtype_that_is_named_is_not_asked_for_by_its_older_name(monkeypatch):
+    config = zoo.configuration("cohere2")
+    config.dtype = torch.float16
+
+    def warned(_):
+        raise AssertionError("transformers warns about this name")
+
+    monkeypatch.setattr(type(config), "torch_dtype", property(warned), raising=False)
+
+    assert "float16" == ModelGeometry.from_config(config).dtype
+
+
 def test_the_context_is_the_models_unless_one_is_asked_for():
     config = zoo.configuration("cohere2")
 

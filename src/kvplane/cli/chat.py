@@ -63,7 +63,7 @@ def chat(
     talk = converse(named, prefixes=prefixes, max_context=max_context)
     generator = torch.Generator().manual_seed(seed)
     messages: list[Message] = []
-    notes = Console(stderr=True, highlight=False)
+    notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with contextlib.suppress(EOFError):
         while line := input("> " if sys.stdin.isatty() else ""):
             messages.append({"role": "user", "content": line})

@@ -110,6 +110,11 @@ def run(
         )
 
 
+def _notes() -> Console:
+    """Standard error; names and reasons are printed as they are, lines are not wrapped."""
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
 def _text(file: Path | None) -> str:
     if file is None:
         return ""
@@ -120,7 +125,7 @@ def _text(file: Path | None) -> str:
 
 
 def _read(talk: "Conversation", place: "Place | None", text: str, *, strict: bool) -> None:
-    notes = Console(stderr=True, highlight=False)
+    notes = _notes()
     words = talk.named.words
     ids = [*words.begin, *words.encode(text)]
     whole = ids
@@ -212,7 +217,7 @@ def _say(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    notes = Console(stderr=True, highlight=False)
+    notes = _notes()
     begin, read = time.perf_counter(), talk.cache.seen
     heard: list[int] = []
     ended: BaseException | None = None

@@ -86,8 +86,11 @@ def _read(config: object, dtype: str | None) -> Facts:
         for layer in range(num_layers)
     ]
     if dtype is None:
-        said = str(Fields(text).get("dtype", Fields(text).get("torch_dtype", "bfloat16")))
-        dtype = said.removeprefix("torch.")
+        said = Fields(text).get("dtype")
+        if said is None:
+            # what transformers called it before 5; its objects warn when they are asked for it
+            said = Fields(text).get("torch_dtype", "bfloat16")
+        dtype = str(said).removeprefix("torch.")
     return {"dtype": dtype, "layers": facts}
 
 
