@@ -177,7 +177,7 @@ def test_a_dtype_that_is_named_is_not_asked_for_by_its_older_name(monkeypatch):
 
     monkeypatch.setattr(type(config), "torch_dtype", property(warned), raising=False)
 
-    assert "float16" == ModelGeometry.from_config(config).dtype
+    assert "float16" == ModelGeometry.from_config(config, dtype=None).dtype
 
 
 def test_the_context_is_the_models_unless_one_is_asked_for():
