@@ -71,6 +71,8 @@ def take_all(folder, identity):
         "TLS": Listener("127.0.0.1:0", identity=identity),
         "Unix": Listener(f"unix:{folder}/socket"),
     }
+    sys.stdout.write(" ".join(listeners[link].address for link in LINKS) + "\n")
+    sys.stdout.flush()
     models = {dtype: model_of(dtype) for dtype in DTYPES}
     found = []
     for number, (link, dtype, _, cut) in enumerate(cases()):

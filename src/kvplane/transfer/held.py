@@ -30,12 +30,8 @@ def deepest(opening: Opening, ids: bytes | None, sessions: Sequence[Session]) ->
     They are when the tokens are equal and both made them on the canonical schedule by one numerics:
     what the chunks of a prompt are cut into changes their bits, and what follows them does not.
     """
-    best = Held(0, None, "no session is held" if not sessions else "")
-    for session in sessions:
-        found = _held(opening, ids, session)
-        if found.cut > best.cut or not best.reason:
-            best = found
-    return best
+    found = [_held(opening, ids, session) for session in sessions]
+    return max(found, key=lambda held: held.cut, default=Held(0, None, "no session is held"))
 
 
 def _held(opening: Opening, ids: bytes | None, session: Session) -> Held:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplane.errors import KVPlaneError
+from kvplane.errors import ArgumentError, KVPlaneError
 from kvplane.pack.fingerprint import Fingerprint
 from kvplane.session import Session
 from kvplane.store import KVStore
@@ -75,7 +75,11 @@ def receive(
         TransferCorrupt, TransferVersion, TransferTooLarge, TransferIncomplete, TransferAborted,
         LinkLost, LinkTimeout: the handoff failed.
         LimitReached, MemoryUnavailable: there is no room. In all cases the store is as it was.
+        ArgumentError: `held` has what is no session of this store.
     """
+    for session in held:
+        if getattr(session, "store", None) is not store:
+            raise ArgumentError(argument="held", expected="sessions of this store", got=session)
     clock = Clock(timeout_s, idle_timeout_s)
     parts = None if fingerprint is None else fingerprint.parts
     filling = Filling(store, fingerprint=parts, held=held)
