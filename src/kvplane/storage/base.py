@@ -215,3 +215,23 @@ class Storage(Protocol):
             StorageMissing: nothing is stored under it.
         """
         ...
+
+    def move(self, name: str, new: str) -> None:
+        """Give what is stored another name, in place of what had that.
+
+        Raises:
+            StorageMissing: nothing is stored under `name`.
+            StorageError: it is under one of the two names, or, in an object store, under both.
+        """
+        ...
+
+    def clear_temporaries(self, *, before: float) -> int:
+        """Delete what writers that died left behind, last written before that time.
+
+        Args:
+            before: seconds since 1970.
+
+        Returns:
+            How many.
+        """
+        ...

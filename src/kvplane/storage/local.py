@@ -182,6 +182,29 @@ class LocalStorage:
             self._folders.close(file)
         return True
 
+    def move(self, name: str, new: str) -> None:
+        """See Storage.move."""
+        check_name(name)
+        with (
+            self._made_folder_of(new) as (target, target_part),
+            self._folder_of(name) as (folder, part),
+        ):
+            self._system.rename(folder, part, target, target_part)
+            self._system.sync(target)
+            self._system.sync(folder)
+
+    def clear_temporaries(self, *, before: float) -> int:
+        """See Storage.clear_temporaries."""
+        cleared = 0
+        with suppress(StorageMissing), self._folders.naming(TEMPORARY), ExitStack() as files:
+            folder = self._folders.open(files, [TEMPORARY])
+            for part, is_folder in self._system.entries(folder):
+                with suppress(FileNotFoundError):
+                    if not is_folder and self._system.stat(folder, part).st_mtime < before:
+                        self._system.unlink(folder, part)
+                        cleared += 1
+        return cleared
+
     @contextmanager
     def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:
         *parts, last = check_name(name).split("/")

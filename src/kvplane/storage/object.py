@@ -141,6 +141,26 @@ class ObjectStorage:
         """See Storage.modified; some stores tell whole seconds only."""
         return self._client.head(check_name(name)).modified
 
+    def move(self, name: str, new: str) -> None:
+        """See Storage.move."""
+        nbytes = self.size(name)
+        if check_name(new) == name:
+            return
+        self._client.copy(name, new)
+        # what a server confirmed and lost is not the only copy
+        check_same_size(self._client.path(new), there=self.size(new), nbytes=nbytes)
+        self._client.delete(name)
+
+    def clear_temporaries(self, *, before: float) -> int:
+        """See Storage.clear_temporaries."""
+        cleared = 0
+        for name in list(self._client.names(TEMPORARY)):
+            with suppress(StorageMissing):
+                if self._client.head(name).modified < before:
+                    self._client.delete(name)
+                    cleared += 1
+        return cleared
+
     def _version(self, name: str) -> str | None:
         with suppress(StorageMissing):
             return self._client.head(name).version

@@ -184,6 +184,11 @@ class Client:
             except (FileNotFoundError, self._errors.NotFoundError):
                 return
 
+    def copy(self, name: str, new: str) -> None:
+        """The same bytes under another name too, by the server itself."""
+        with self._asking(name):
+            self._obstore.copy(self._store, name, new)
+
     def pause(self, number: int) -> None:
         """Wait before the n-th repetition, not in step with others."""
         # no secret depends on it

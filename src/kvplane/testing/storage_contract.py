@@ -46,6 +46,8 @@ BY_NAME: dict[str, Callable[[Storage, str], object]] = {
     "touch": lambda storage, name: storage.touch(name),
     "modified": lambda storage, name: storage.modified(name),
     "lock": lambda storage, name: storage.lock(name),
+    "move": lambda storage, name: storage.move(name, "moved"),
+    "move to": lambda storage, name: storage.move("sessions/a", name),
 }
 NEEDS_IT = ("read", "size", "reading", "touch", "modified")
 
@@ -242,6 +244,17 @@ class StorageContract:
 
             assert ("sessions/b",) == storage.list()
             assert storage.put("sessions/a", b"again")
+
+    def test_what_is_moved_has_its_new_name_only(self) -> None:
+        with self.empty() as storage:
+            storage.put(BLOB, b"moved")
+            storage.put("swept/a", b"replaced")
+            storage.move(BLOB, "swept/a")
+
+            assert ("swept/a",) == storage.list()
+            assert 0 == storage.clear_temporaries(before=time.time() + 1)
+            with pytest.raises(StorageMissing, match=BLOB):
+                storage.move(BLOB, "swept/a")
 
     def test_names_are_listed_by_folder_in_code_point_order(self) -> None:
         names = ("a-b/c", "a.b", "a/b", "a/c.d", "a/c/d", "a0", "ab/c", "b")

@@ -1,0 +1,397 @@
+"""Keeping house: what a sweep deletes, what it never does, and what a budget drops first."""
+
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvplane.errors import ArgumentError, PackMissing, SessionLocked, StorageError
+from kvplane.pack import (
+    PrefixCache,
+    load_session,
+    open_root,
+    read_session,
+    remove_session,
+    save_session,
+)
+from kvplane.pack.inventory import Kind, blob_of, documents, kind_of
+from kvplane.pack.lease import Lease, live_leases
+from kvplane.pack.sweep import BLOB_AGE_S, GRACE_S, sweep
+from kvplane.pack.usage import usage
+from kvplane.storage import LocalStorage, MemoryStorage
+from kvplane.testing.faults import FaultySystem, attempt, each_fault
+from kvplane.testing.faults import Kind as Fault
+from saved_roots import FINGERPRINT, cut_at, grow, make_root, new_store
+
+# of the calls that may fail `make torture` takes each
+STEP = 1 if os.environ.get("KVPLANE_TORTURE") else 61
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self):
+        self.now = 1_700_000_000.0
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def root(clock):
+    """Sessions "a" and "b" of one text, and cuts of "a" at 256 and 300."""
+    storage = MemoryStorage(clock=clock)
+    make_root(storage, lengths=(600, 300), cuts=(256, 300, 600))
+    return storage
+
+
+def swept(storage, clock, **options):
+    return sweep(storage, clock=clock, wait=clock.wait, **options)
+
+
+def files(storage, kind):
+    return {file for file in storage.list() if kind_of(file) is kind}
+
+
+def load(storage, name):
+    store = new_store()
+    saved, loaded = load_session(storage, name, store, FINGERPRINT)
+    rows = [
+        (key.clone(), value.clone())
+        for layer in range(6)
+        for key, value in loaded.session.spans(
+            layer, loaded.session.live(layer).start, loaded.session.position
+        )
+    ]
+    loaded.session.close()
+    return saved.state.position, rows
+
+
+def same(one, other):
+    return one[0] == other[0] and all(
+        (k1 == k2).all() and (v1 == v2).all()
+        for (k1, v1), (k2, v2) in zip(one[1], other[1], strict=True)
+    )
+
+
+def test_nothing_that_is_named_is_ever_deleted(root, clock):
+    before = set(root.list())
+    clock.now += 10 * BLOB_AGE_S
+    found = swept(root, clock)
+
+    assert ((), (), ()) == (found.cuts, found.blobs, found.nodes)
+    assert before <= set(root.list())
+
+
+def test_blobs_of_what_was_removed_go_once_they_are_old(root, clock):
+    kept = load(root, "b")
+    for file in files(root, Kind.CUT):
+        root.delete(file)
+    remove_session(root, "a")
+    unnamed = usage(root).unnamed
+    early = swept(root, clock)
+    clock.now += BLOB_AGE_S + 1
+    found = swept(root, clock)
+
+    assert ((), unnamed.num_files) == (early.blobs, early.young)
+    assert unnamed == (len(found.blobs), found.nbytes)
+    assert 0 == usage(root).unnamed.num_files
+    assert same(kept, load(root, "b"))
+
+
+def test_a_dry_run_says_the_same_and_deletes_nothing(root, clock):
+    remove_session(root, "a")
+    clock.now += BLOB_AGE_S + 1
+    before = set(root.list())
+    would = sweep(root, clock=clock, dry_run=True, budget_nbytes=0)
+
+    assert before == set(root.list())
+    done = swept(root, clock, budget_nbytes=0)
+    assert (would.cuts, would.blobs, would.nodes, would.nbytes) == (
+        done.cuts,
+        done.blobs,
+        done.nodes,
+        done.nbytes,
+    )
+
+
+def test_a_budget_drops_the_cuts_used_longest_ago_first(root, clock):
+    order = [cut_at(root, position).file for position in (300, 600, 256)]
+    for file in order:
+        clock.now += 10
+        root.touch(file)
+    clock.now += BLOB_AGE_S + 1
+    whole = usage(root).nbytes
+    seen = []
+    for budget in range(whole, 0, -500):
+        seen += swept(root, clock, budget_nbytes=budget).cuts
+
+    assert order == seen
+
+
+def test_a_load_counts_as_use(root, clock):
+    clock.now += 10
+    PrefixCache(root, FINGERPRINT).load(list(range(257)), new_store())[1].session.close()
+    clock.now += BLOB_AGE_S
+    dropped = sweep(root, clock=clock, dry_run=True, budget_nbytes=0).cuts
+
+    assert cut_at(root, 256).file == dropped[-1]
+
+
+def test_a_budget_never_drops_what_a_session_names(root, clock):
+    kept = [load(root, name) for name in "ab"]
+    clock.now += BLOB_AGE_S + 1
+    found = swept(root, clock, budget_nbytes=0)
+
+    assert 3 == len(found.cuts)
+    assert found.left_nbytes == usage(root).nbytes
+    assert all(same(one, load(root, name)) for one, name in zip(kept, "ab", strict=True))
+
+
+def test_a_budget_that_is_kept_drops_nothing(root, clock):
+    clock.now += BLOB_AGE_S + 1
+
+    assert () == swept(root, clock, budget_nbytes=usage(root).nbytes + 1000).cuts
+
+
+def test_a_budget_counts_what_shared_blobs_free(root, clock):
+    clock.now += BLOB_AGE_S + 1
+    budget = usage(root).nbytes - 1
+    found = swept(root, clock, budget_nbytes=budget)
+
+    assert 1 == len(found.cuts)
+    assert found.left_nbytes <= budget
+
+
+def test_nodes_without_a_cut_below_go_with_the_last_of_them(root, clock):
+    clock.now += BLOB_AGE_S + 1
+    nodes = files(root, Kind.NODE)
+    # the root's own size keeps the last one
+    first = swept(root, clock, budget_nbytes=usage(root).nbytes - 1)
+    rest = swept(root, clock, budget_nbytes=0)
+
+    assert 2 == len(nodes)
+    assert set(rest.nodes) | set(first.nodes) == nodes
+    assert set() == files(root, Kind.NODE)
+
+
+def test_while_somebody_is_at_work_no_blob_is_deleted(root, clock):
+    remove_session(root, "a")
+    clock.now += BLOB_AGE_S + 1
+    with Lease(root, clock=clock) as lease:
+        clock.now += GRACE_S
+        lease.keep()
+        found = swept(root, clock, budget_nbytes=0)
+    after = swept(root, clock)
+
+    assert ((), (lease.file,)) == (found.blobs, found.busy)
+    assert after.blobs
+    assert () == after.busy
+
+
+def test_a_lease_that_is_taken_while_a_sweep_waits_stops_it(root, clock):
+    for file in files(root, Kind.CUT):
+        root.delete(file)
+    remove_session(root, "a")
+    clock.now += BLOB_AGE_S + 1
+    lease = Lease(root, clock=clock)
+
+    def meanwhile(seconds):
+        clock.wait(seconds)
+        lease.keep()
+
+    found = sweep(root, clock=clock, wait=meanwhile)
+
+    assert ((), (lease.file,)) == (found.blobs, found.busy)
+
+
+def test_what_is_named_while_a_sweep_waits_stays(root, clock):
+    for file in files(root, Kind.CUT):
+        root.delete(file)
+    session = load_session(root, "a", new_store(), FINGERPRINT)[1].session
+    remove_session(root, "a")
+    clock.now += BLOB_AGE_S + 1
+
+    def meanwhile(seconds):
+        clock.wait(seconds)
+        save_session(root, "again", session, FINGERPRINT)
+
+    found = sweep(root, clock=clock, wait=meanwhile)
+
+    assert 0 == len(set(found.blobs) & files(root, Kind.BLOB))
+    assert 600 == load(root, "again")[0]
+
+
+def test_leases_of_the_dead_are_deleted(root, clock):
+    lease = Lease(root, clock=clock)
+    clock.now += GRACE_S
+    lease.keep()
+    clock.now += 2 * BLOB_AGE_S
+
+    assert (lease.file,) == swept(root, clock).leases
+    assert [] == live_leases(root, now=clock())
+
+
+@pytest.mark.parametrize("content", [b'{"format":2}', b"damaged"], ids=["another format", "damage"])
+def test_while_a_session_cannot_be_read_no_blob_is_deleted(root, clock, content):
+    remove_session(root, "a")
+    root.replace("sessions/c.json", content)
+    clock.now += BLOB_AGE_S + 1
+    found = swept(root, clock, budget_nbytes=0)
+
+    assert ((), ("sessions/c.json",)) == (found.blobs, found.unreadable)
+
+
+def test_a_damaged_cut_is_deleted_and_one_of_another_format_stays(root, clock):
+    damaged, newer = cut_at(root, 300).file, cut_at(root, 256).file
+    root.replace(damaged, b"damaged")
+    root.replace(newer, b'{"format":2}')
+    found = swept(root, clock)
+
+    assert ((damaged,), (newer,)) == (found.cuts, found.unreadable)
+
+
+def test_one_sweeper_at_a_time(root, clock):
+    with root.lock("gc"), pytest.raises(SessionLocked):
+        swept(root, clock)
+
+
+@pytest.mark.parametrize("options", [{"budget_nbytes": -1}, {"age_s": -1}], ids=str)
+def test_impossible_limits_are_refused(root, clock, options):
+    with pytest.raises(ArgumentError):
+        swept(root, clock, **options)
+
+
+def test_what_dead_writers_left_goes_after_a_day(tmp_path):
+    storage = make_root(str(tmp_path / "root"))
+    old, new = (Path(storage.location) / ".tmp" / name for name in ("old", "new"))
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (1, 1))
+
+    assert 1 == sweep(storage).temporaries
+    assert [False, True] == [old.exists(), new.exists()]
+
+
+def test_what_a_sweeper_that_died_had_moved_aside_is_put_back(root, clock):
+    kept = load(root, "b")
+    for file in files(root, Kind.BLOB):
+        root.move(file, f"swept/{file.rsplit('/', 1)[1]}")
+    swept(root, clock)
+
+    assert same(kept, load(root, "b"))
+    assert () == root.list("swept")
+
+
+def test_what_is_named_just_before_it_would_be_deleted_is_put_back(root, clock):
+    for file in files(root, Kind.CUT):
+        root.delete(file)
+    kept = load(root, "a")
+    document = root.read("sessions/a.json", limit=1 << 20)
+    remove_session(root, "a")
+    clock.now += BLOB_AGE_S + 1
+
+    class Publishing(MemoryStorage):
+        """A writer that found every blob there publishes as the first one is moved."""
+
+        def move(self, name, new):
+            if not self.exists("sessions/a.json"):
+                self.put("sessions/a.json", document)
+            super().move(name, new)
+
+    storage = Publishing(clock=clock)
+    storage._stored = root._stored
+    found = swept(storage, clock)
+
+    assert same(kept, load(storage, "a"))
+    assert not {blob_of(file) for file in found.blobs} & read_session(storage, "a").state.blobs
+
+
+@pytest.mark.parametrize("kind", list(Fault), ids=lambda kind: kind.value)
+def test_with_any_call_of_a_sweep_failing_what_is_named_is_there(tmp_path, kind):
+    numbers = iter(range(10_000))
+
+    def fresh():
+        storage = make_root(str(tmp_path / str(next(numbers))), lengths=(20, 10), cuts=(10,))
+        remove_session(storage, "a")
+        return storage.location
+
+    def clean(location, system):
+        return sweep(
+            LocalStorage(location, system=system),
+            age_s=0,
+            budget_nbytes=0,
+            wait=lambda _: None,
+            clock=lambda: time.time() + 5,
+        )
+
+    expected = load(open_root(fresh()), "b")
+    for fault in each_fault(lambda system: clean(fresh(), system), kinds=[kind]):
+        if fault.number % STEP:
+            continue
+        location = fresh()
+        outcome = attempt(lambda system, at=location: clean(at, system), fault)
+
+        assert outcome.error is None or outcome.killed or isinstance(outcome.error, StorageError)
+        assert same(expected, load(open_root(location), "b"))
+        # the next one finishes
+        clean(location, FaultySystem())
+        assert 0 == usage(open_root(location)).unnamed.num_files
+
+
+def length_of(storage, name):
+    """A session's position; a blob that is aside for an instant is put back, or was put again."""
+    for _ in range(20):
+        with suppress(PackMissing):
+            return load(storage, name)[0]
+        time.sleep(0.01)
+    return None
+
+
+def save_and_load(root, name, draw, end):
+    """Sessions of any length, one after another, each of which has to be there afterwards."""
+    storage = open_root(root)
+    while time.monotonic() < end:
+        session = new_store().open(tokens=[])
+        length = draw.randrange(1, 40)
+        grow(session, list(range(length)), seed=draw.randrange(3))
+        save_session(storage, name, session, FINGERPRINT)
+        session.close()
+
+        assert length == length_of(storage, name)
+
+
+def sweep_at_once(root, end):
+    """As if every blob were old and nobody would wait: the hardest case."""
+    while time.monotonic() < end:
+        with suppress(SessionLocked):
+            sweep(open_root(root), age_s=0, clock=lambda: time.time() + 1, wait=lambda _: None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_writers_readers_and_sweepers_at_once_lose_nothing(tmp_path, seed):
+    root = str(tmp_path / "root")
+    make_root(root, lengths=(20,), cuts=())
+    end = time.monotonic() + 1.5
+    with ThreadPoolExecutor(3) as pool:
+        work = [
+            pool.submit(save_and_load, root, f"s{n}", random.Random(10 * seed + n), end)
+            for n in range(2)
+        ]
+        work.append(pool.submit(sweep_at_once, root, end))
+        for one in work:
+            one.result()
+
+    assert all(one.error is None for one in documents(open_root(root)))
