@@ -24,6 +24,7 @@ from kvplane.transfer.links import Identity, Link, Listener, connect, memory_lin
 from kvplane.transfer.receiver import Received, receive
 from kvplane.transfer.schedule import CHAPTER, STREAMED, Schedule, Segment
 from kvplane.transfer.sender import Sent, plan_of, send
+from kvplane.transfer.streaming import Streaming
 
 __all__ = [
     "CHAPTER",
@@ -37,6 +38,7 @@ __all__ = [
     "Schedule",
     "Segment",
     "Sent",
+    "Streaming",
     "TransferAborted",
     "TransferCorrupt",
     "TransferIncomplete",

@@ -1,12 +1,13 @@
 """A session of this machine, to another one; it stays here as it is."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvplane.errors import ArgumentError
 from kvplane.pack.chain import packed_ids
 from kvplane.pack.fingerprint import Fingerprint
 from kvplane.ring import RingCursor
+from kvplane.schedule import canonical
 from kvplane.session import Session
 from kvplane.tokens import checked_position
 from kvplane.transfer.clock import IDLE_S, WHOLE_S, Clock, Progress
@@ -93,7 +94,7 @@ def sent(
     opening: Opening,
     ids: bytes | None,
     *,
-    segments: Iterable[Segment] | None = None,
+    segments: Callable[[Schedule], Iterable[Segment | None]] | None = None,
     progress: Progress | None = None,
 ) -> Sent:
     """Send what an opening states.
@@ -104,7 +105,8 @@ def sent(
         clock: running.
         opening: of the session.
         ids: u32 LE.
-        segments: gives each segment of the plan once its rows are final; None: they all are.
+        segments: gives each segment of a plan once its rows are final, None before it waits for
+            one; None instead of it: all rows are final.
         progress: as in `send`.
 
     Raises:
@@ -113,7 +115,7 @@ def sent(
     sending = Sending(session, link, clock, opening)
     try:
         plan = sending.begin(ids)
-        sending.send(plan.segments if segments is None else segments, progress=progress)
+        sending.send(plan.segments if segments is None else segments(plan), progress=progress)
         sending.close(opening.num_tokens)
     except BaseException as error:
         sending.stop(error)
@@ -147,7 +149,7 @@ def opening_of(
         fingerprint: as in `send`.
         schedule: as in `send`.
         chunk: as in `send`.
-        ids: of a prompt on its way in, up to the position.
+        ids: of a prompt that is about to be read up to the position, on the canonical schedule.
     """
     if session.batch is not None:
         raise ArgumentError(argument="session", expected="one sequence", got="a batch")
@@ -162,6 +164,9 @@ def opening_of(
     known = ids if coming else None if session.ids is None else session.ids[0]
     packed = None if known is None else packed_ids(known[: at - begin])
     ledger = session.ledger.copy()
+    if coming:
+        for part in canonical(session.position, at):
+            ledger.record(part.start, part.stop, session.store.numerics)
     ledger.cut(at)
     cursors = {}
     for group in session.groups:
@@ -179,8 +184,8 @@ def opening_of(
         cursors=cursors,
         layouts={group.id: session.plan.layouts[group.kind].value for group in session.groups},
         tokens=None if packed is None else ids_digest(packed),
-        numerics=((at, session.store.numerics),) if coming else tuple(ledger.numerics),
-        canonical=_whole_chunks(session, at) if coming else ledger.canonical,
+        numerics=tuple(ledger.numerics),
+        canonical=ledger.canonical,
         schedule=schedule,
         chunk=chunk,
     )
@@ -191,11 +196,6 @@ def opening_of(
 
 def _cursor(cursor: RingCursor, first: int, stop: int) -> tuple[int, int, int, int]:
     return cursor.capacity, max(0, stop - first), first, cursor.row_at(first)
-
-
-def _whole_chunks(session: Session, position: int) -> int:
-    chunk = int(session.store.numerics["chunk"])
-    return position - position % chunk
 
 
 def plan_of(session: Session, *, position: int | None = None, cut: int = 0) -> Schedule:

@@ -102,8 +102,13 @@ class Sending:
             raise TransferCorrupt(what=f"accept: {error}") from error
         return self._plan
 
-    def send(self, segments: Iterable[Segment], *, progress: Progress | None = None) -> None:
-        """Send segments, in this order; their rows are read now: TransferError."""
+    def send(self, segments: Iterable[Segment | None], *, progress: Progress | None = None) -> None:
+        """Send segments, in this order; their rows are read now: TransferError.
+
+        Args:
+            segments: None among them says that the next one may take a while.
+            progress: as in `send`.
+        """
         total = 0 if self._plan is None else len(self._plan.segments)
         for ready in self._ready(segments):
             self._check_heard()
@@ -113,12 +118,13 @@ class Sending:
             if progress is not None:
                 progress(len(self._digests), total)
 
-    def _ready(self, segments: Iterable[Segment]) -> Iterator[_Ready]:
+    def _ready(self, segments: Iterable[Segment | None]) -> Iterator[_Ready]:
         """Segments with their digests, a few of which are made while others go out."""
         ahead: deque[Future[_Ready]] = deque()
         for segment in segments:
-            ahead.append(self._pool.submit(self._prepared, segment))
-            if len(ahead) > AHEAD:
+            if segment is not None:
+                ahead.append(self._pool.submit(self._prepared, segment))
+            while len(ahead) > (0 if segment is None else AHEAD):
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
