@@ -76,7 +76,7 @@ def full(rows: int) -> dict[str, Timed]:
     case = Decode("full", rows + CHUNK, 1, None)
     copies = copies_needed(case.nbytes)
     query, key, value = chunk(case, CHUNK)
-    cursor = triton_blocked.Cursor(first_query=rows, first_key=0, origin_row=0, seam=rows + CHUNK)
+    cursor = triton_blocked.Cursor(first_query=rows, first_key=0, origin_row=0, seam=2**62)
     variants = {}
     for layout in Layout:
         planes = [Rows(case, layout) for _ in range(copies)]

@@ -15,7 +15,7 @@ class PagedDriver:
         limit: pages that can be had.
 
     Attributes:
-        handles: pages that are taken.
+        handles: allocations that are taken: of how many pages.
         shown: how often each is seen.
         queued: work is queued that may read anything: no page may go from under an address.
     """
@@ -26,12 +26,11 @@ class PagedDriver:
         self.limit = limit
         self.fd = os.memfd_create("paged")
         weakref.finalize(self, os.close, self.fd)
-        self.handles = set()
+        self.handles = {}
         self.shown = {}
         self.queued = False
         self.busy = False
         self.waits = 0
-        self.taken = []
         self._next = 0
         self.poison = self._page(b"\xff")
         self.zero = self._page(b"\0")
@@ -45,18 +44,23 @@ class PagedDriver:
     def reserve(self, nbytes):
         return PagedSpan(self, nbytes)
 
-    def create(self):
-        if len(self.handles) >= self.limit:
+    @property
+    def num_pages(self):
+        return sum(self.handles.values())
+
+    def create(self, num_pages):
+        if self.num_pages + num_pages > self.limit:
             raise MemoryUnavailable("no page left")
         # what was there before is not zero
         handle = self._page(b"\xee")
-        self.handles.add(handle)
-        self.taken.append(handle)
+        for _ in range(num_pages - 1):
+            self._page(b"\xee")
+        self.handles[handle] = num_pages
         return handle
 
     def release(self, handle):
         assert not self.shown.get(handle)
-        self.handles.remove(handle)
+        del self.handles[handle]
 
     def settle(self):
         assert not self.busy
@@ -81,20 +85,26 @@ class PagedSpan:
         for at in range(first, first + nbytes, PAGE_NBYTES):
             self.range.map(at, PAGE_NBYTES, self.driver.fd, page * PAGE_NBYTES)
 
-    def map(self, first, handles):
-        for number, handle in enumerate(handles):
-            at = first + number * PAGE_NBYTES
-            assert at not in self.places
-            assert handle in self.driver.handles
-            self._put(at, PAGE_NBYTES, handle)
-            self.places[at] = handle
+    def map(self, first, shown):
+        at = first
+        for handle, num_pages in shown:
+            assert self.driver.handles[handle] == num_pages
+            assert not self.places.keys() & range(at, at + num_pages * PAGE_NBYTES, PAGE_NBYTES)
+            for number in range(num_pages):
+                self._put(at, PAGE_NBYTES, handle + number)
+                self.places[at] = handle
+                at += PAGE_NBYTES
             self.driver.shown[handle] = self.driver.shown.get(handle, 0) + 1
 
     def unmap(self, first, nbytes):
         assert not self.driver.queued
-        for at in range(first, first + nbytes, PAGE_NBYTES):
-            self.driver.shown[self.places.pop(at)] -= 1
-            self._put(at, PAGE_NBYTES, self.driver.poison)
+        gone = [self.places.pop(at) for at in range(first, first + nbytes, PAGE_NBYTES)]
+        for handle in set(gone):
+            # an allocation goes whole
+            times, left = divmod(gone.count(handle), self.driver.handles[handle])
+            assert not left
+            self.driver.shown[handle] -= times
+        self._put(first, nbytes, self.driver.poison)
 
     def blank(self, first, nbytes):
         self._put(first, nbytes, self.driver.zero)

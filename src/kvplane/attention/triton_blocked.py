@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvplane.attention.triton_launch import Call, Cursor, Rule, run
+from kvplane.attention.triton_launch import NO_SEAM, Call, Cursor, Rule, run
 from kvplane.attention.triton_table import TABLE
 from kvplane.errors import ArgumentError
 from kvplane.kernels.triton_rows import seam_of, store_runs
@@ -58,7 +58,7 @@ def attend(
         first_query=first_query,
         first_key=first_key,
         origin_row=runs[0].start if runs else 0,
-        seam=seam_of(runs) if runs else 2**62,
+        seam=seam_of(runs) if runs else NO_SEAM,
     )
     rule = Rule(window=window, scale=scale, softcap=softcap, sinks=sinks)
     return run(plane, cursor, query, key, value, call=Call(rule=rule))

@@ -90,6 +90,7 @@ def combine(
     begin = (first_split + lane * (PER_LANE * GRAIN)) * size
     if EARLY:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     m, z, o = _sum_of(firsts, 0, (begin < high) & (begin + step > low), inside, VALUE_DIM_PAD)
     quad_m, quad_z, quad_o = m, z, o
     for number in tl.static_range(1, PER_LANE):

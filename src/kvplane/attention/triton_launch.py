@@ -15,6 +15,8 @@ from kvplane.attention.triton_tiles import attend_tiles
 from kvplane.errors import ArgumentError
 from kvplane.kernels.vectorized import RowPlane
 
+# the seam of rows that follow each other to the end
+NO_SEAM = 2**62
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -59,6 +61,7 @@ class Call:
         stores: the chunk is one token whose row is written in the same pass.
         physical: rows are summed in buffer order; for the contrast only.
         bases: addresses of planes, one a sequence, in place of the plane's batch axis.
+        unrolled: the planes show every row a second time, a capacity further.
         sizes: other than the table's; for tuning.
     """
 
@@ -66,6 +69,7 @@ class Call:
     stores: bool = False
     physical: bool = False
     bases: Tensor | None = None
+    unrolled: bool = False
     sizes: Sizes | None = None
 
 
@@ -128,8 +132,10 @@ def run(
         "DIM": dim,
         "DIM_PAD": max(16, triton.next_power_of_2(dim)),
         "BLOCK": sizes.block,
-        "HAS_CHUNK": key is not None,
+        # a row that is stored is read back from the plane
+        "HAS_CHUNK": key is not None and not call.stores,
         "ALIGNED": all(_aligned(rows) for rows in sources[1:]),
+        "WRAPS": not call.unrolled and _wraps(cursor, rule),
         "STORES": call.stores,
         "DEVICE_BASES": call.bases is not None,
         "HAS_SOFTCAP": rule.softcap is not None,
@@ -138,6 +144,8 @@ def run(
         "num_warps": sizes.num_warps,
         "num_stages": sizes.num_stages,
     }
+    early = sizes.early and count == 1 and launches_early(query.device)
+    ahead = {"EARLY": early, **({"launch_pdl": True} if early else {})}
     if sizes.num_splits == 1:
         attend_tiles[(tiles, kv_heads, batch)](
             *sources,
@@ -151,11 +159,11 @@ def run(
             *out.stride()[:3],
             HAS_SINKS=rule.sinks is not None,
             **walk,
+            **ahead,
         )
         return out
     grain = sizes.grain or grain_of(batch * kv_heads * tiles, sizes.used)
     programs = triton.cdiv(sizes.used, grain)
-    early = sizes.early and launches_early(query.device)
     lead = (batch, kv_heads, tiles, programs, rows)
     sums = query.new_empty((*lead, value_pad), dtype=torch.float32)
     peaks = query.new_empty((*lead, 2), dtype=torch.float32)
@@ -166,7 +174,6 @@ def run(
         "GRAIN": grain,
         "PROGRAMS": programs,
         "PHYSICAL": call.physical,
-        "EARLY": early,
     }
     attend_splits[(tiles * programs, kv_heads, batch)](
         *sources,
@@ -179,6 +186,7 @@ def run(
         *strides,
         **walk,
         **{name: size for name, size in shared.items() if name not in walk},
+        **ahead,
     )
     combine[(count * triton.cdiv(value_dim, sizes.dims), heads, batch)](
         out,
@@ -192,7 +200,7 @@ def run(
         HAS_SINKS=rule.sinks is not None,
         num_warps=4,
         **shared,
-        **({"launch_pdl": True} if early else {}),
+        **ahead,
     )
     return out
 
@@ -201,6 +209,11 @@ def run(
 def launches_early(device: torch.device) -> bool:
     """Whether a kernel can be launched before the one it depends on has ended: from Hopper on."""
     return not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _wraps(cursor: Cursor | Tensor, rule: Rule) -> bool:
+    """Whether rows may go on at row 0: a ring's do, a growing plane's never."""
+    return rule.window is not None if isinstance(cursor, Tensor) else cursor.seam < NO_SEAM
 
 
 def _dense(tensor: Tensor) -> Tensor:

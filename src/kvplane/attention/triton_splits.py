@@ -83,6 +83,7 @@ def attend_splits(
     PROGRAMS: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    WRAPS: tl.constexpr,
     STORES: tl.constexpr,
     DEVICE_CURSOR: tl.constexpr,
     DEVICE_BASES: tl.constexpr,
@@ -97,6 +98,8 @@ def attend_splits(
     Grid (tiles * PROGRAMS, kv heads, sequences). Rows are (token, head of the group).
     """
     if EARLY:
+        # launched before the one before has ended: nothing of its memory is touched until then
+        tl.extra.cuda.gdc_wait()
         # the combining kernel may be launched now; it waits for this one's memory by itself
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0) // PROGRAMS
@@ -168,7 +171,17 @@ def attend_splits(
     )
     new_position = first_query + num_tokens - 1
     new_row = origin_row + (new_position - origin)
-    new_row -= tl.where(new_row >= seam, seam, 0)
+    if WRAPS or PHYSICAL:
+        new_row -= tl.where(new_row >= seam, seam, 0)
+
+    if STORES:
+        # one query, whose own row no other program reads: it is read back like the others
+        mine = (new_position >= walk_first) & (new_position < walk_stop)
+        if PHYSICAL:
+            mine = (new_row >= walk_first) & (new_row < walk_stop)
+        if mine:
+            row_stored(plane, chunk, new_row, DIM, DIM_PAD, VALUE_DIM, VALUE_DIM_PAD)
+        tl.debug_barrier()
 
     block_first = (walk_first // BLOCK) * BLOCK
     base = block_first
@@ -202,6 +215,7 @@ def attend_splits(
             BLOCK,
             HAS_CHUNK,
             ALIGNED,
+            WRAPS,
             HAS_SOFTCAP,
             PHYSICAL,
             True,  # noqa: FBT003 - masked
@@ -230,14 +244,6 @@ def attend_splits(
         m, z, o = merged(quad_m, quad_z, quad_o, m, z, o)
     if GRAIN > 4:  # noqa: PLR2004
         m, z, o = merged(sixteen_m, sixteen_z, sixteen_o, m, z, o)
-
-    if STORES:
-        # one query, whose own row no other program reads
-        mine = (new_position >= walk_first) & (new_position < walk_stop)
-        if PHYSICAL:
-            mine = (new_row >= walk_first) & (new_row < walk_stop)
-        if mine:
-            row_stored(plane, chunk, new_row, DIM, DIM_PAD, VALUE_DIM, VALUE_DIM_PAD)
 
     tiles = tl.num_programs(0) // PROGRAMS
     at = (sequence * tl.num_programs(1) + head) * tiles + tile

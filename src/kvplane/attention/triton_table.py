@@ -39,8 +39,8 @@ class Sizes:
         num_stages: loads in flight.
         dims: value dimensions of a program that combines.
         grain: splits of a program, 1, 4 or 16; None: what fills the device. No bit depends on it.
-        early: whether the combining kernel is launched before the sums are complete, to wait by
-            itself. No bit depends on it.
+        early: whether a decode's kernels are launched before what they follow has ended, to wait by
+            themselves. No bit depends on it.
     """
 
     tokens: int

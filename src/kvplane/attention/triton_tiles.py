@@ -64,6 +64,7 @@ def attend_tiles(
     BLOCK: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    WRAPS: tl.constexpr,
     STORES: tl.constexpr,
     DEVICE_CURSOR: tl.constexpr,
     DEVICE_BASES: tl.constexpr,
@@ -71,8 +72,13 @@ def attend_tiles(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Grid (tiles, kv heads, sequences). Rows of a tile are (token, head of the group)."""
+    if EARLY:
+        # launched before the one before has ended: nothing of its memory is touched until then
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
     first_query, origin, origin_row, seam = cursor_of(
@@ -114,6 +120,13 @@ def attend_tiles(
         chunk_value_token,
         first_query,
     )
+    if STORES:
+        # one query, whose own row is then read like the others
+        row = origin_row + (first_query - origin)
+        if WRAPS:
+            row -= tl.where(row >= seam, seam, 0)
+        row_stored(plane, chunk, row, DIM, DIM_PAD, VALUE_DIM, VALUE_DIM_PAD)
+        tl.debug_barrier()
     seen_first = low
     if WINDOW:
         seen_first = tl.maximum(low, high - WINDOW)
@@ -155,6 +168,7 @@ def attend_tiles(
                 BLOCK,
                 HAS_CHUNK,
                 ALIGNED,
+                WRAPS,
                 HAS_SOFTCAP,
                 False,  # noqa: FBT003 - logical order
                 part != 1,
@@ -162,11 +176,6 @@ def attend_tiles(
                 PRECISION,
                 INTERPRETED,
             )
-    if STORES:
-        # one query, whose own row is read from the chunk
-        row = origin_row + (first_query - origin)
-        row -= tl.where(row >= seam, seam, 0)
-        row_stored(plane, chunk, row, DIM, DIM_PAD, VALUE_DIM, VALUE_DIM_PAD)
     if HAS_SINKS:
         sink = tl.load(sinks + head * GROUP + member, mask=real, other=0.0)
         sink = sink.to(tl.float32) * LOG2_E

@@ -130,6 +130,7 @@ def block_added(
     BLOCK: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    WRAPS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PHYSICAL: tl.constexpr,
     MASKED: tl.constexpr,
@@ -170,7 +171,9 @@ def block_added(
     else:
         position = walk_first + step
         row = origin_row + (position - origin_position)
-        row -= tl.where(row >= seam, seam, 0)
+        if WRAPS:
+            # a choice for every row costs an eighth of the time of a long plane
+            row -= tl.where(row >= seam, seam, 0)
         key_place = step
         there = (position >= low) & (position < high)
     keys = key_at + row * key_row

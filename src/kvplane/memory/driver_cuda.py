@@ -14,6 +14,9 @@ from torch import Tensor
 
 from kvplane.errors import MemoryUnavailable
 
+# of the larger of two allocations that read zeros
+BLANK_PAGES = 8
+
 
 class Driver(Protocol):
     """What mapped memory asks of a device.
@@ -28,8 +31,8 @@ class Driver(Protocol):
         """Addresses without pages: MemoryUnavailable."""
         ...
 
-    def create(self) -> Any:  # noqa: ANN401 - the driver's own name for a page
-        """A physical page: MemoryUnavailable."""
+    def create(self, num_pages: int) -> Any:  # noqa: ANN401 - the driver's own name
+        """Physical pages in one allocation: MemoryUnavailable."""
         ...
 
     def release(self, handle: Any) -> None:  # noqa: ANN401
@@ -51,12 +54,12 @@ class AddressSpan(Protocol):
     tensor: Tensor
     page_nbytes: int
 
-    def map(self, first: int, handles: Sequence[Any]) -> None:
-        """Show pages from byte `first` on, one after another: MemoryUnavailable."""
+    def map(self, first: int, shown: Sequence[tuple[Any, int]]) -> None:
+        """Show allocations of so many pages from byte `first` on: MemoryUnavailable."""
         ...
 
     def unmap(self, first: int, nbytes: int) -> None:
-        """Show nothing at [first, first + nbytes)."""
+        """Show nothing at [first, first + nbytes), which holds whole allocations."""
         ...
 
     def blank(self, first: int, nbytes: int) -> None:
@@ -97,10 +100,11 @@ class CudaDriver:
         # addresses of tensors that went while a graph was captured
         self.later: list[Callable[[], None]] = []
         # seen where a tensor is left over addresses that have no page of their own any more
-        self.blank = self.create()
-        first = CudaSpan(self, self.page_nbytes)
-        first.map(0, [self.blank])
-        first.tensor.zero_()
+        self.blanks = [(self.create(count), count) for count in (BLANK_PAGES, 1)]
+        for _, count in self.blanks:
+            span = CudaSpan(self, count * self.page_nbytes)
+            span.blank(0, span.nbytes)
+            span.tensor.zero_()
 
     def call(self, what: str, nbytes: int, name: str, *args: Any) -> Any:  # noqa: ANN401 - any call
         """A driver's answer: MemoryUnavailable with its error's name."""
@@ -115,9 +119,10 @@ class CudaDriver:
             self.later.pop()()
         return CudaSpan(self, nbytes)
 
-    def create(self) -> Any:  # noqa: ANN401 - a handle
-        """A page; PyTorch's unused memory is given up for it where there is no other."""
-        args = ("taking a page", self.page_nbytes, "cuMemCreate", self.page_nbytes, self._kind, 0)
+    def create(self, num_pages: int) -> Any:  # noqa: ANN401 - a handle
+        """Pages; PyTorch's unused memory is given up for them where there are no others."""
+        nbytes = num_pages * self.page_nbytes
+        args = ("taking pages", nbytes, "cuMemCreate", nbytes, self._kind, 0)
         try:
             return self.call(*args)
         except MemoryUnavailable:
@@ -166,24 +171,27 @@ class CudaSpan:
             "reserving addresses", nbytes, "cuMemAddressReserve", nbytes, page, 0, 0
         )
         self._address = int(found)
-        # by first byte: what is shown, for the end of it all
-        self._shown: set[int] = set()
+        # pages shown, for the end of it all: by first byte, how many bytes
+        self._shown: dict[int, int] = {}
         memory = _Memory(self._address, nbytes)
         weakref.finalize(memory, _free, driver, self._address, nbytes, self._shown).atexit = False
         # PyTorch asks whose memory the first byte is: something must be there
-        self.map(0, [driver.blank])
+        self.map(0, driver.blanks[-1:])
         self.tensor = torch.as_tensor(memory, device=driver.device)
         self.unmap(0, page)
 
-    def map(self, first: int, handles: Sequence[Any]) -> None:
-        """Show pages, and allow reading and writing of all of them."""
-        driver, page = self._driver, self._driver.page_nbytes
+    def map(self, first: int, shown: Sequence[tuple[Any, int]]) -> None:
+        """Show allocations, and allow reading and writing of all of them."""
+        driver, page = self._driver, self.page_nbytes
         done = first
         try:
-            for handle in handles:
-                driver.call("mapping", page, "cuMemMap", self._address + done, page, 0, handle, 0)
-                self._shown.add(done)
-                done += page
+            for handle, num_pages in shown:
+                nbytes = num_pages * page
+                driver.call(
+                    "mapping", nbytes, "cuMemMap", self._address + done, nbytes, 0, handle, 0
+                )
+                self._shown[done] = nbytes
+                done += nbytes
             driver.call(
                 "allowing access",
                 done - first,
@@ -194,22 +202,24 @@ class CudaSpan:
                 1,
             )
         except BaseException:
-            self.unmap(first, done - first)
+            if done > first:
+                self.unmap(first, done - first)
             raise
 
     def unmap(self, first: int, nbytes: int) -> None:
-        """Show nothing there; each page was mapped by itself."""
-        page = self._driver.page_nbytes
-        for at in range(first, first + nbytes, page):
-            self._driver.call("unmapping", page, "cuMemUnmap", self._address + at, page)
-            self._shown.discard(at)
+        """Show nothing there, in one call."""
+        self._driver.call("unmapping", nbytes, "cuMemUnmap", self._address + first, nbytes)
+        for at in [at for at in self._shown if first <= at < first + nbytes]:
+            del self._shown[at]
 
     def blank(self, first: int, nbytes: int) -> None:
-        """Show the driver's zero page there, as often as it takes."""
-        self.map(first, [self._driver.blank] * (nbytes // self.page_nbytes))
+        """Show the driver's zero pages there, as often as it takes."""
+        (many, count), (one, _) = self._driver.blanks
+        times, left = divmod(nbytes // self.page_nbytes, count)
+        self.map(first, [(many, count)] * times + [(one, 1)] * left)
 
 
-def _free(driver: CudaDriver, address: int, nbytes: int, shown: set[int]) -> None:
+def _free(driver: CudaDriver, address: int, nbytes: int, shown: dict[int, int]) -> None:
     """Give addresses back, once no tensor is left over them."""
     if driver.is_busy():
         # a wait would end the capture
@@ -217,8 +227,8 @@ def _free(driver: CudaDriver, address: int, nbytes: int, shown: set[int]) -> Non
         return
     if shown:
         driver.settle()
-    for at in sorted(shown):
-        driver.call("unmapping", nbytes, "cuMemUnmap", address + at, driver.page_nbytes)
+    for at, size in shown.items():
+        driver.call("unmapping", size, "cuMemUnmap", address + at, size)
     driver.call("giving addresses back", nbytes, "cuMemAddressFree", address, nbytes)
 
 

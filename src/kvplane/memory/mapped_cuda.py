@@ -4,7 +4,8 @@ As `mapped_cpu`: a ring's pages are mapped twice, back to back; a full plane res
 max_context and takes pages as rows are written, so that they never move and a captured graph stays
 valid; forks share pages until one side writes. What differs on a GPU:
 
-    pages       2 MiB: a span that fills none lives on the heap
+    pages       2 MiB: a span that fills none lives on the heap; of many that are needed at once,
+                before the last, up to 16 are one allocation, mapped and shared as fast as one
     ahead       a plane's next page is there before its first row is asked for, one plane a token
     queued work may still read a page: whoever takes one from under an address waits first
     reading     of rows that nobody made writable is an error of the device, not a zero
@@ -21,10 +22,12 @@ from kvplane.errors import MemoryUnavailable
 from kvplane.memory.base import Span
 from kvplane.memory.driver_cuda import AddressSpan, CudaDriver, Driver, why_not
 from kvplane.memory.heap import HeapSpan
-from kvplane.memory.pages_cuda import Page, PageHold, PagePool
+from kvplane.memory.pages_cuda import Extent, PageHold, PagePool
 
 # how long before a page is needed it is there, in parts of a page; planes take theirs in turn
-AHEAD, APART, TURNS = 32, 64, 24
+AHEAD, APART, TURNS = 128, 256, 16
+# pages of one allocation, where so many are needed
+LARGEST = 16
 
 
 class CudaMappedSpan:
@@ -50,7 +53,8 @@ class CudaMappedSpan:
         self._ahead = page // AHEAD + turn % TURNS * (page // APART)
         size = self._num_pages * page
         self._range = pool.driver.reserve(2 * size if unrolled else size)
-        self._pages: list[Page | None] = [None] * self._num_pages
+        # by page: the allocation behind it
+        self._pages: list[Extent | None] = [None] * self._num_pages
         # by range of `back`: pages known to be there and this span's alone
         self._own: list[range] = []
         closing = _Closing(pool, self._range, self._pages, unrolled=unrolled)
@@ -86,40 +90,43 @@ class CudaMappedSpan:
         self.backed_by_need = len(self._own[0]) < self._num_pages
 
     def _take(self, first: int, stop: int) -> None:
-        for place in range(first, stop):
-            page = self._pages[place]
-            if page is not None and page.owners > 1:
-                self._copy(place, page)
+        for extent in _distinct(self._pages[first:stop]):
+            if extent.owners > 1:
+                self._copy(extent)
         for begin, end in _runs([page is None for page in self._pages[first:stop]], first):
-            fresh: list[Page] = []
+            fresh: list[Extent] = []
             try:
-                while len(fresh) < end - begin:
-                    fresh.append(self._pool.take())
+                while not fresh or fresh[-1].stop < end:
+                    place = fresh[-1].stop if fresh else begin
+                    fresh.append(self._pool.take(place, _together(place, end)))
                 self._map(begin, fresh)
             except BaseException:
-                for page in fresh:
-                    self._pool.drop(page)
+                for extent in fresh:
+                    self._pool.drop(extent)
                 raise
-            self._pages[begin:end] = fresh
-            at = slice(begin * self._page_nbytes, end * self._page_nbytes)
-            self._range.tensor[at].zero_()
+            self._put(fresh)
+            self._range.tensor[begin * self._page_nbytes : end * self._page_nbytes].zero_()
 
-    def _copy(self, place: int, shared: Page) -> None:
-        """Put a copy under one of this span's addresses and let go of the shared page."""
-        driver, size = self._pool.driver, self._page_nbytes
-        at = slice(place * size, (place + 1) * size)
-        page = self._pool.take()
+    def _put(self, extents: Sequence[Extent]) -> None:
+        for extent in extents:
+            self._pages[extent.first : extent.stop] = [extent] * extent.num_pages
+
+    def _copy(self, shared: Extent) -> None:
+        """Put a copy under this span's addresses and let go of the shared pages."""
+        size = self._page_nbytes
+        at = slice(shared.first * size, shared.stop * size)
+        extent = self._pool.take(shared.first, shared.num_pages)
         content = self._range.tensor[at].clone()
-        # nothing queued reads the old page at this address any more, and the copy is made
-        driver.settle()
-        self._unmap(place)
+        # nothing queued reads the old pages at these addresses any more, and the copy is made
+        self._pool.driver.settle()
+        self._unmap(shared)
         try:
-            self._map(place, [page])
+            self._map(shared.first, [extent])
         except BaseException:
-            self._map(place, [shared])
-            self._pool.drop(page)
+            self._map(shared.first, [shared])
+            self._pool.drop(extent)
             raise
-        self._pages[place] = page
+        self._put([extent])
         self._range.tensor[at] = content
         self._pool.drop(shared)
 
@@ -131,7 +138,7 @@ class CudaMappedSpan:
     def show(self, hold: PageHold) -> None:
         """Have these pages here, shared with whoever holds them: MemoryUnavailable."""
         with self._pool.enter():
-            self._show(hold.pages)
+            self._show(hold.extents)
 
     def share(self, source: Span, ranges: Sequence[range]) -> bool:
         """Have the pages of another plane here too; a ring is copied instead: it is written next.
@@ -150,40 +157,38 @@ class CudaMappedSpan:
         """Whose pages these are."""
         return self._pool
 
-    def lent(self, ranges: Sequence[range]) -> list[tuple[int, Page]]:
+    def lent(self, ranges: Sequence[range]) -> list[Extent]:
         """The pages behind byte ranges, which are not this span's alone from now on."""
         self._forget_own()
-        places = _places(ranges, self._page_nbytes)
-        return [(place, page) for place in places if (page := self._pages[place]) is not None]
+        return _distinct([self._pages[place] for place in _places(ranges, self._page_nbytes)])
 
-    def _show(self, pages: Sequence[tuple[int, Page]]) -> None:
+    def _show(self, extents: Sequence[Extent]) -> None:
         self._forget_own()
-        wanted = [(place, page) for place, page in pages if self._pages[place] is not page]
-        if any(self._pages[place] is not None for place, _ in wanted):
-            self._pool.driver.settle()
+        wanted = [extent for extent in extents if self._pages[extent.first] is not extent]
+        before = _distinct(
+            [page for extent in wanted for page in self._pages[extent.first : extent.stop]]
+        )
+        self._let_go(before)
         for run in _neighbours(wanted):
-            first = run[0][0]
-            before = self._pages[first : first + len(run)]
-            for place, old in enumerate(before, first):
-                if old is not None:
-                    self._unmap(place)
-                    self._pages[place] = None
-                    self._pool.drop(old)
-            self._map(first, [page for _, page in run])
-            for place, page in run:
-                page.owners += 1
-                self._pages[place] = page
+            self._map(run[0].first, run)
+            for extent in run:
+                extent.owners += 1
+            self._put(run)
+
+    def _let_go(self, extents: Sequence[Extent]) -> None:
+        """Show these pages no more, and own them no more."""
+        if extents:
+            self._pool.driver.settle()
+        for extent in extents:
+            self._unmap(extent)
+            self._pages[extent.first : extent.stop] = [None] * extent.num_pages
+            self._pool.drop(extent)
 
     def discard(self) -> None:
         """Let go of every page; the bytes are zero again."""
         with self._pool.enter():
             self._forget_own()
-            self._pool.driver.settle()
-            for place, page in enumerate(self._pages):
-                if page is not None:
-                    self._unmap(place)
-                    self._pages[place] = None
-                    self._pool.drop(page)
+            self._let_go(_distinct(self._pages))
 
     def close(self) -> None:
         """Let go of every page; tensors that are left read zeros. Idempotent."""
@@ -192,20 +197,23 @@ class CudaMappedSpan:
     def counts(self) -> tuple[int, int]:
         """Bytes of pages held, and of those that others own too."""
         with self._pool.enter():
-            pages = [page for page in self._pages if page is not None]
-            shared = sum(page.owners > 1 for page in pages)
-        return len(pages) * self._page_nbytes, shared * self._page_nbytes
+            extents = _distinct(self._pages)
+        held = sum(extent.num_pages for extent in extents)
+        shared = sum(extent.num_pages for extent in extents if extent.owners > 1)
+        return held * self._page_nbytes, shared * self._page_nbytes
 
     def _forget_own(self) -> None:
         self._own = []
         self.backed_by_need = True
 
-    def _map(self, place: int, pages: Sequence[Page]) -> None:
-        _shown(self._range, place, [page.handle for page in pages], self._sizes)
+    def _map(self, place: int, extents: Sequence[Extent]) -> None:
+        shown = [(extent.handle, extent.num_pages) for extent in extents]
+        _shown(self._range, place * self._page_nbytes, shown, self._sizes)
 
-    def _unmap(self, place: int) -> None:
-        for size in self._sizes:
-            self._range.unmap(size + place * self._page_nbytes, self._page_nbytes)
+    def _unmap(self, extent: Extent) -> None:
+        size = self._page_nbytes
+        for begin in self._sizes:
+            self._range.unmap(begin + extent.first * size, extent.num_pages * size)
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -214,18 +222,21 @@ class CudaMappedSpan:
 
 
 def _shown(
-    addresses: AddressSpan, place: int, handles: Sequence[object], begins: Sequence[int]
+    addresses: AddressSpan,
+    first: int,
+    shown: Sequence[tuple[object, int]],
+    begins: Sequence[int],
 ) -> None:
-    """Show pages from a place on, at each of the beginnings, or at none."""
-    size = addresses.page_nbytes
+    """Show allocations from a byte on, at each of the beginnings, or at none."""
+    nbytes = sum(num_pages for _, num_pages in shown) * addresses.page_nbytes
     done: list[int] = []
     try:
         for begin in begins:
-            addresses.map(begin + place * size, handles)
+            addresses.map(begin + first, shown)
             done.append(begin)
     except BaseException:
         for begin in done:
-            addresses.unmap(begin + place * size, len(handles) * size)
+            addresses.unmap(begin + first, nbytes)
         raise
 
 
@@ -243,7 +254,7 @@ class _Closing:
         self,
         pool: PagePool,
         addresses: AddressSpan,
-        pages: list[Page | None],
+        pages: list[Extent | None],
         *,
         unrolled: bool,
     ) -> None:
@@ -254,20 +265,20 @@ class _Closing:
 
     def __call__(self) -> None:
         size = self._addresses.page_nbytes
-        held = [(place, page) for place, page in enumerate(self._pages) if page is not None]
+        held = _distinct(self._pages)
         if not held:
             return
         self._pool.driver.settle()
         for time in range(self._times):
             begin = time * len(self._pages) * size
             for run in _neighbours(held):
-                first, nbytes = begin + run[0][0] * size, len(run) * size
+                first, nbytes = begin + run[0].first * size, (run[-1].stop - run[0].first) * size
                 self._addresses.unmap(first, nbytes)
                 # tensors that are left must have something to read
                 self._addresses.blank(first, nbytes)
-        for place, page in held:
-            self._pages[place] = None
-            self._pool.drop(page)
+        self._pages[:] = [None] * len(self._pages)
+        for extent in held:
+            self._pool.drop(extent)
 
 
 class WholeSpan(HeapSpan):
@@ -294,7 +305,9 @@ class CudaMappedArena:
             self._heap_nbytes += nbytes
             self._pool.heap_nbytes += nbytes
             return WholeSpan(nbytes, self._device)
-        span = CudaMappedSpan(self._pool, nbytes, unrolled=ring, turn=len(self._spans))
+        # planes that grow take turns
+        turn = sum(not span.unrolled for span in self._spans)
+        span = CudaMappedSpan(self._pool, nbytes, unrolled=ring, turn=turn)
         self._spans.append(span)
         return span
 
@@ -361,12 +374,28 @@ def _runs(flags: Sequence[bool], first: int) -> Iterator[tuple[int, int]]:
             begin = None
 
 
-def _neighbours(pages: Sequence[tuple[int, Page]]) -> list[list[tuple[int, Page]]]:
-    """Pages in runs of consecutive places."""
-    runs: list[list[tuple[int, Page]]] = []
-    for place, page in pages:
-        if runs and runs[-1][-1][0] + 1 == place:
-            runs[-1].append((place, page))
+def _together(place: int, stop: int) -> int:
+    """How many pages from `place` on are one allocation, of those needed before `stop`.
+
+    The last page is where forks part: by itself, it is copied by itself.
+    """
+    count = LARGEST
+    while count > 1 and (place % count or place + count >= stop):
+        count //= 2
+    return count
+
+
+def _distinct(pages: Sequence[Extent | None]) -> list[Extent]:
+    """The allocations behind pages, each once, in order."""
+    return [page for page in dict.fromkeys(pages) if page is not None]
+
+
+def _neighbours(extents: Sequence[Extent]) -> list[list[Extent]]:
+    """Allocations in runs that follow each other."""
+    runs: list[list[Extent]] = []
+    for extent in extents:
+        if runs and runs[-1][-1].stop == extent.first:
+            runs[-1].append(extent)
         else:
-            runs.append([(place, page)])
+            runs.append([extent])
     return runs

@@ -16,16 +16,25 @@ from kvplane.memory.driver_cuda import Driver
 
 
 @dataclass(slots=True, eq=False)
-class Page:
-    """One physical page.
+class Extent:
+    """Physical memory of one allocation, which is shown, shared and given back whole.
 
     Args:
         handle: the driver's name for it.
+        first: the first of a plane's pages that it holds, in every plane that shows it.
+        num_pages: how many.
         owners: spans that show it and holds that keep it.
     """
 
     handle: Any
+    first: int
+    num_pages: int
     owners: int = 1
+
+    @property
+    def stop(self) -> int:
+        """One past its last page in a plane."""
+        return self.first + self.num_pages
 
 
 class PagePool:
@@ -68,18 +77,18 @@ class PagePool:
         while self._later and not self.driver.is_busy():
             self._later.popleft()()
 
-    def take(self) -> Page:
-        """A page with one owner; what is in it is undefined: MemoryUnavailable."""
-        page = Page(self.driver.create())
-        self.num_pages += 1
-        return page
+    def take(self, first: int, num_pages: int) -> Extent:
+        """Pages with one owner; what is in them is undefined: MemoryUnavailable."""
+        extent = Extent(self.driver.create(num_pages), first, num_pages)
+        self.num_pages += num_pages
+        return extent
 
-    def drop(self, page: Page) -> None:
-        """One owner fewer, who shows it no more; a page without any goes back."""
-        page.owners -= 1
-        if not page.owners:
-            self.num_pages -= 1
-            self.driver.release(page.handle)
+    def drop(self, extent: Extent) -> None:
+        """One owner fewer, who shows it no more; without any it goes back."""
+        extent.owners -= 1
+        if not extent.owners:
+            self.num_pages -= extent.num_pages
+            self.driver.release(extent.handle)
 
 
 class PageHold:
@@ -87,21 +96,21 @@ class PageHold:
 
     Args:
         pool: the pages', entered by the caller.
-        pages: by place in the span.
+        extents: the pages.
     """
 
-    def __init__(self, pool: PagePool, pages: Sequence[tuple[int, Page]]) -> None:
-        self.pages = tuple(pages)
-        for _, page in self.pages:
-            page.owners += 1
-        weakref.finalize(self, pool.later, _Dropped(pool, self.pages)).atexit = False
+    def __init__(self, pool: PagePool, extents: Sequence[Extent]) -> None:
+        self.extents = tuple(extents)
+        for extent in self.extents:
+            extent.owners += 1
+        weakref.finalize(self, pool.later, _Dropped(pool, self.extents)).atexit = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Dropped:
     pool: PagePool
-    pages: tuple[tuple[int, Page], ...]
+    extents: tuple[Extent, ...]
 
     def __call__(self) -> None:
-        for _, page in self.pages:
-            self.pool.drop(page)
+        for extent in self.extents:
+            self.pool.drop(extent)

@@ -24,6 +24,8 @@ from kvplane.integrations.transformers.calls import cache_keyword, keeps_logits
 from kvplane.session import Session
 
 CAPTURED, COMPILED = "captured", "compiled"
+# of one token a product is a sum that joins what stands around it; its sizes are searched for once
+TUNED: dict[str, str | int | bool | Callable[..., Any]] = {"coordinate_descent_tuning": True}
 Caches = HybridCache | Sequence[HybridCache]
 
 
@@ -36,8 +38,9 @@ class DecodeGraph:
         model: a causal language model of transformers, on one CUDA device.
         cache: a `HybridCache(model, attention="kvplane")` that has read a prompt, or several.
         layers: "captured" runs the model's own kernels: the bits of a call without a graph.
-            "compiled" has PyTorch compile each decoder layer around attention: other bits, equal
-            with and without the graph.
+            "compiled" has PyTorch compile each decoder layer around attention, which takes half a
+            minute at the first step: other bits, equal with and without the graph, but not from
+            one process to the next, since sizes are chosen by time.
 
     Raises:
         ArgumentError: caches that no graph can serve; names what is missing.
@@ -62,7 +65,7 @@ class DecodeGraph:
         self._compiled: list[tuple[nn.Module, Callable[..., Any]]] = []
         if layers == COMPILED:
             self._compiled = [
-                (layer, torch.compile(layer._call_impl, dynamic=False))  # noqa: SLF001 - as Module.compile
+                (layer, torch.compile(layer._call_impl, dynamic=False, options=TUNED))  # noqa: SLF001 - as Module.compile
                 for layer in self._decoder.layers
             ]
         self._graph: torch.cuda.CUDAGraph | None = None

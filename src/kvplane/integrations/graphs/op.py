@@ -33,6 +33,7 @@ class LayerCall(NamedTuple):
         bases: addresses of the sequences' planes, int64 [sequences, 2] on the device.
         window: keys a query sees, its own included; 0 for all.
         stores: whether the layer's rows are its own.
+        unrolled: whether planes show every row a second time, a capacity further.
     """
 
     key: Tensor
@@ -41,6 +42,7 @@ class LayerCall(NamedTuple):
     bases: Tensor
     window: int
     stores: bool
+    unrolled: bool
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ def decode_rows(
     scale: float,
     softcap: float,
     stores: bool,  # noqa: FBT001 - operators take what schemas know
+    unrolled: bool,  # noqa: FBT001
 ) -> Tensor:
     """Attention of one token a sequence, `[sequences, 1, heads, value_dim]`; its row is stored.
 
@@ -79,9 +82,10 @@ def decode_rows(
         scale: factor on the scores.
         softcap: 0 for none.
         stores: as in `LayerCall`.
+        unrolled: as in `LayerCall`.
     """
     rule = Rule(window=window or None, scale=scale, softcap=softcap or None, sinks=sinks)
-    call = Call(rule=rule, stores=stores, bases=bases)
+    call = Call(rule=rule, stores=stores, bases=bases, unrolled=unrolled)
     return run(_Planes(plane_key, plane_value), cursors, query, key, value, call=call)
 
 
@@ -127,6 +131,7 @@ def attention(
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap or 0.0,
         call.stores,
+        call.unrolled,
     )
     return out, None
 

@@ -26,7 +26,7 @@ def shape_of(session: Session) -> tuple[object, ...]:
     """What sessions must have in common to be served by one graph."""
     plan = session.plan
     layers = tuple(
-        (plane.key.stride(), plane.value.stride(), plane.key.shape[2:], plane.value.shape[3])
+        (plane.key.stride(), plane.value.stride(), plane.value.shape[2:], plane.unrolled)
         for plane in session.planes.values()
     )
     return session.num_sequences, plan.dtype, plan.device, layers
@@ -71,6 +71,7 @@ class Tables:
                 bases=self._bases[self._owned.index(owner)],
                 window=facts.sliding_window or 0,
                 stores=owner == layer,
+                unrolled=plane.unrolled,
             )
         return calls
 

@@ -133,13 +133,25 @@ def converse(
     named: NamedModel,
     *,
     prefixes: PrefixCache | None = None,
-    attention: str = "view",
+    attention: str | None = None,
     max_context: int | None = None,
 ) -> Conversation:
-    """An empty conversation with a model.
+    """An empty conversation with a model; on a GPU its tokens are replayed graphs.
 
     Its rings have a row to spare: an interrupted call may cost one, and the last token of what was
     saved must still be able to run again.
+
+    Args:
+        named: the model.
+        prefixes: cuts of this model; None takes none.
+        attention: as in `HybridCache`, and then without graphs.
+        max_context: positions end below it.
     """
-    cache = HybridCache(named.model, attention=attention, max_context=max_context, slack=SLACK)
+    cache = HybridCache(
+        named.model,
+        attention=attention,
+        max_context=max_context,
+        slack=SLACK,
+        graphs=attention is None and named.model.device.type == "cuda",
+    )
     return Conversation(named=named, cache=cache, prefixes=prefixes)

@@ -71,6 +71,11 @@ class HostCache(Cache):
         step = self._chart.begin(like, places, ids)
         step.written_on_device()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer that keeps something is the store's."""
+        return not self._stateful
+
     def take_back_token(self) -> None:
         """Take the step back, as if its call had never been."""
         self._chart.abort()
