@@ -22,6 +22,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_tree.py
+	$(BIN)/python tools/check_links.py
 	$(BIN)/codespell src tests tools bench examples docs README.md CONTRIBUTING.md CHANGELOG.md
 
 test: setup
@@ -36,6 +37,7 @@ fix: setup
 
 bench: setup
 	$(BIN)/python bench/store.py
+	$(BIN)/python bench/mapped.py
 	$(BIN)/python bench/packs.py
 	$(BIN)/python bench/generation.py
 
@@ -58,7 +60,7 @@ browser: setup
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # on a machine with an NVIDIA GPU: the suite and the report under docs/benchmarks
 gpu:

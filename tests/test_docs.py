@@ -1,0 +1,124 @@
+"""Every code block of the site and the README runs, and prints what the page says it prints.
+
+    python     runs, with the blocks before it on the page; a `text` block right below is its output
+    console    lines after "$ " run in the same folder; what stands below them is printed
+    ...        in an output: anything
+    sh, diff   of pages that other tests look after
+
+Names of files that a page speaks of exist.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kvplane.cli import main
+
+ROOT = Path(__file__).parents[1]
+# the README's shape and this page's blocks are looked at by its own test; mutants are diffs
+ELSEWHERE = {"transformers.md"}
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if page.name not in ELSEWHERE
+]
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "console", "text", "sh", "diff"}
+
+
+def blocks(page):
+    """The code blocks of a page: language, text, and the output that is promised, if any."""
+    found = list(FENCE.finditer(page.read_text(encoding="utf-8")))
+    for number, block in enumerate(found):
+        after = found[number + 1] if number + 1 < len(found) else None
+        said = None
+        if after is not None and after[1] == "text" and not page_between(block, after):
+            said = after[3]
+        yield block[1], block[3], said
+
+
+def page_between(block, after):
+    return block.string[block.end() : after.start()].strip()
+
+
+def runs(page):
+    return any(language in {"python", "console"} for language, _, _ in blocks(page))
+
+
+def matches(expected, printed):
+    """Whether a text is what was promised; "..." stands for anything."""
+    parts = [re.escape(part) for part in expected.rstrip().split("...")]
+    return re.fullmatch(".*".join(parts), printed.rstrip(), re.DOTALL) is not None
+
+
+def squeezed(text):
+    return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("page", [*filter(runs, PAGES)], ids=lambda page: page.stem)
+def test_a_page_does_what_it_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVPLANE_HOME", str(tmp_path / "home"))
+    facts = {"__name__": "page"}
+    for language, text, said in blocks(page):
+        if language == "python" and "--8<--" not in text:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(text, page.name, "exec"), facts)  # noqa: S102 - our own page
+
+            assert said is None or matches(said, printed.getvalue()), printed.getvalue()
+        elif language == "console":
+            for command, expected in commands(text):
+                printed = called(command)
+
+                assert matches(squeezed(expected), squeezed(printed)), printed
+
+
+def commands(text):
+    """Each "$ " line, and the lines below it."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, _, expected = part.partition("\n")
+        yield line, expected
+
+
+def called(line):
+    """What a command prints."""
+    name, *words = shlex.split(line)
+    if name == "pip":
+        assert words == ["install", "."]
+        return ""
+    assert "kvplane" == name
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert 0 == main(words)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_a_page_has_no_block_that_nobody_runs(page):
+    assert LANGUAGES >= {language for language, _, _ in blocks(page)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_what_a_page_speaks_of_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"`((?:examples|tools|tests|bench|docs)/[\w./-]*\w)`", text)
+    names += re.findall(r'^--8<-- "(.*)"$', text, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^(?: {4}|\$ )make (\w+)|`make (\w+)`", text, re.MULTILINE)
+
+    assert [] == [name for name in names if not (ROOT / name).exists()]
+    assert [] == [
+        one or other for one, other in targets if f"\n{one or other}:" not in f"\n{makefile}"
+    ]
+
+
+def test_dots_stand_for_anything_and_nothing_else_does():
+    assert matches("a ... c", "a b c\n")
+    assert matches("...", "")
+    assert not matches("a . c", "a b c")
+    assert not matches("a", "a\nb")
