@@ -38,6 +38,7 @@ fix: setup
 bench: setup
 	$(BIN)/python bench/store.py
 	$(BIN)/python bench/mapped.py
+	$(BIN)/python bench/mapped.py
 	$(BIN)/python bench/packs.py
 	$(BIN)/python bench/generation.py
 

@@ -71,9 +71,9 @@ def plane_update(session):
     token = rows(1)[None]
 
     def update():
-        row = cursor.append(cursor.next_position)
-        vectorized.store_run(plane, range(row, row + 1), token, token)
-        return plane.only_spans(cursor.rows_of(cursor.live.start, cursor.live.stop))
+        plane.put(cursor.append(cursor.next_position), token, token)
+        live = cursor.live
+        return plane.only_spans(cursor.rows_of(live.start, live.stop))
 
     if session.geometry.layers[0].kind == "full_attention":
         position = session.position

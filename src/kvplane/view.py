@@ -12,8 +12,10 @@ class View(NamedTuple):
 
     Each span is `[rows, kv_heads, dim]`, with a batch axis in front when the session has one; there
     is one, or two where the rows do not lie in one piece. The content is promised until the next
-    `write` or the end of the step; later it is undefined, and never unmapped while a tensor over
-    it lives.
+    `write` or the end of the step. A tensor that is kept longer stays readable for as long as it
+    lives: it shows what later steps leave in its rows; after a reset, zeros; once its session is
+    closed or collected, zeros in mapped memory, on the heap what was there last. It is for
+    reading: written to while its session lives, it changes rows, also those that forks share.
     """
 
     first: int
