@@ -312,7 +312,7 @@ class Session:
             self.read_only = True
 
     def close(self) -> None:
-        """Give the memory back; an open step is aborted. Idempotent. `View` says what views show."""
+        """Give the memory back; an open step is aborted. Idempotent. What views show: `View`."""
         if self.open_step is not None:
             self.open_step.abort()
         with self.guard:
