@@ -4,6 +4,7 @@ A cache's speed and memory do not depend on what the rows say: putting random on
 seconds where a model would take minutes to make them.
 """
 
+import ctypes
 import gc
 import multiprocessing
 import threading
@@ -15,19 +16,23 @@ from transformers import DynamicCache, StaticCache
 from kvplane.integrations.transformers import HybridCache
 from kvplane.schedule import canonical
 
-OURS, UNCHECKED, DYNAMIC, STATIC = (
+OURS, UNCHECKED, ORDER, DYNAMIC, STATIC = (
     "kvplane HybridCache",
     "kvplane, made for the config: no checks",
+    "kvplane, attention in the store's order",
     "DynamicCache",
     "StaticCache",
 )
+WATCHING = (OURS, ORDER)
 ROOM = 128
+# glibc's mallopt: blocks from this size on are pages of their own, and go back when they are freed
+M_MMAP_THRESHOLD, OWN_PAGES = -3, 128 << 10
 
 
 def made(name, model, length):
     """An empty cache with room for a prompt and `ROOM` tokens more."""
-    if name == OURS:
-        return HybridCache(model)
+    if name in WATCHING:
+        return HybridCache(model, attention="kvplane" if name == ORDER else "view")
     if name == UNCHECKED:
         return HybridCache(model.config)
     if name == DYNAMIC:
@@ -60,7 +65,7 @@ def put(cache, model, num_tokens):
 def filled(name, model, length):
     """A cache with random rows of so many tokens; the same ones from the same seed."""
     cache = made(name, model, length)
-    if name != OURS:
+    if name not in WATCHING:
         for part in canonical(0, length):
             put(cache, model, len(part))
         return cache
@@ -105,6 +110,7 @@ def weighed(name, model, length, chunk):
 
     def weigh():
         torch.set_num_threads(1)
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
         gc.collect()
         before = pss_nbytes()
         sampler = Sampler()
