@@ -36,6 +36,11 @@ GROUPS = (
             ("du", "kvplane.cli.pack:du", "Say where the bytes are."),
             ("rm", "kvplane.cli.pack:rm", "Forget sessions or cuts."),
             ("diff", "kvplane.cli.pack_diff:diff", "Say where two sessions first differ."),
+            ("push", "kvplane.cli.pack_move:push", "Copy sessions to another root."),
+            ("pull", "kvplane.cli.pack_move:pull", "Copy sessions from another root."),
+            ("gc", "kvplane.cli.pack_gc:gc", "Delete what nothing names; keep to a budget."),
+            ("export", "kvplane.cli.pack_files:export", "Write a session as files of its own."),
+            ("import", "kvplane.cli.pack_files:import_", "Save a session that was exported."),
         ),
     ),
     (
