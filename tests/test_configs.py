@@ -160,6 +160,17 @@ def test_rows_take_the_models_dtype_when_none_is_given(facts, dtype):
     assert dtype == ModelGeometry.from_config(changed(**facts), dtype=None).dtype
 
 
+def test_an_object_without_a_dtype_is_not_asked_by_the_name_that_warns():
+    class Config(SimpleNamespace):
+        @property
+        def torch_dtype(self):
+            raise AssertionError
+
+    config = Config(**PLAIN, dtype=None)
+
+    assert "bfloat16" == ModelGeometry.from_config(config, dtype=None).dtype
+
+
 def test_rows_are_bfloat16_unless_said():
     config = changed(dtype="float16")
 

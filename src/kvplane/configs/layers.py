@@ -87,9 +87,10 @@ def _read(config: object, dtype: str | None) -> Facts:
     ]
     if dtype is None:
         said = Fields(text).get("dtype")
-        if said is None:
-            # what transformers called it before 5; its objects warn when they are asked for it
-            said = Fields(text).get("torch_dtype", "bfloat16")
+        if said is None and isinstance(text, Mapping):
+            # what transformers called it before 5; its objects say both, and warn of this one
+            said = Fields(text).get("torch_dtype")
+        said = "bfloat16" if said is None else said
         dtype = str(said).removeprefix("torch.")
     return {"dtype": dtype, "layers": facts}
 
