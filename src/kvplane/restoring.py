@@ -1,19 +1,20 @@
 """A snapshot in a store: as a new session, or in the memory of one that is there."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from kvplane.builder import check_rows
 from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
 from kvplane.ledger import Ledger
-from kvplane.plan import StorePlan
+from kvplane.plan import StorePlan, check_count
+from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.rows import empty
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
-from kvplane.tokens import check_kind
+from kvplane.tokens import check_kind, checked_ids, whole
 
 if TYPE_CHECKING:
     from kvplane.store import KVStore
@@ -84,7 +85,9 @@ def restored(store: "KVStore", snapshot: Snapshot) -> Session:
         ledger=_ledger(snapshot),
     )
     try:
-        for layer, (key, value) in snapshot.rows.items():
+        rows = _checked_rows(builder.planes, snapshot)
+        # large planes first: they are on their way to a GPU while the small ones are prepared
+        for layer, (key, value) in sorted(rows.items(), key=lambda pair: -pair[1][0].nbytes):
             cursor = builder.cursors[store.plan.group_ids[layer]]
             kept = slice(key.shape[1] - cursor.length, None)
             builder.write(layer, cursor.origin_logical, key[:, kept], value[:, kept])
@@ -114,61 +117,78 @@ def refilled(store: "KVStore", snapshot: Snapshot, session: Session) -> Session:
             first_position=snapshot.first_position,
             any_capacity=store.attention != "physical",
         )
-        rows = _checked_rows(session, snapshot, cursors)
-        held = (snapshot.position - snapshot.first_position) * store.plan.full_row_nbytes
-        held *= session.num_sequences
+        rows = _checked_rows(session.planes, snapshot)
+        count = snapshot.position - snapshot.first_position
+        ids = checked_ids(snapshot.tokens, num_sequences=session.num_sequences, num_tokens=count)
+        ledger = _ledger(snapshot)
+        held = count * store.plan.full_row_nbytes * session.num_sequences
         more = held - session.full_nbytes
-        session.charge(more)
+        session.charge(max(0, more))
         try:
             for group in session.groups:
                 session.back(group, _runs(cursors[group.id]))
         except BaseException:
-            session.charge(-more)
+            session.charge(-max(0, more))
             raise
+        # what is given back comes last: another session may take it at once
+        session.charge(min(0, more))
         empty(session, snapshot.first_position)
         try:
             for layer, (key, value) in rows.items():
-                runs = _runs(cursors[store.plan.group_ids[layer]])
-                session.planes[layer].store(runs, key, value)
+                cursor = cursors[store.plan.group_ids[layer]]
+                kept = slice(key.shape[1] - cursor.length, None)
+                session.planes[layer].store(_runs(cursor), key[:, kept], value[:, kept])
         except BaseException:
             session.charge(-held)
             raise
-        session.ids = None
-        if snapshot.tokens is not None:
-            session.ids = [list(ids) for ids in snapshot.tokens]
-        session.ledger = _ledger(snapshot)
+        session.ids = ids
+        session.ledger = ledger
         # the one moment at which the rows are there
         session.cursors = cursors
     return session
 
 
 def _check(store: "KVStore", snapshot: Snapshot) -> None:
-    if snapshot.geometry != store.geometry:
-        raise SnapshotMismatch(field="geometry", expected=store.geometry, got=snapshot.geometry)
-    if snapshot.dtype != store.dtype:
-        raise SnapshotMismatch(field="dtype", expected=store.dtype, got=snapshot.dtype)
+    """Refuse a snapshot of another store, or whose fields do not belong together."""
+    _same("geometry", store.geometry, snapshot.geometry)
+    _same("dtype", store.dtype, snapshot.dtype)
+    position = check_count("position", snapshot.position, 0)
+    check_count("first_position", snapshot.first_position, 0)
+    if snapshot.batch is not None:
+        check_count("batch", snapshot.batch, 1)
+    check_kind("cursors", snapshot.cursors, Mapping, "a mapping")
+    cursors: Mapping[str, Any] = snapshot.cursors
+    for cursor in cursors.values():
+        # what else is wrong with a cursor is said when it is made
+        if isinstance(cursor, Sequence) and len(cursor) == len(FIELDS.split()):
+            _same("position", cursor[1] + cursor[2], position)
+
+
+def _same(field: str, expected: object, got: object) -> None:
+    if type(expected) is not type(got) or expected != got:
+        raise SnapshotMismatch(field=field, expected=expected, got=got)
 
 
 def _checked_rows(
-    session: Session, snapshot: Snapshot, cursors: Mapping[str, RingCursor]
+    planes: Mapping[int, Plane], snapshot: Snapshot
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """The newest rows of each layer, as many as its cursor holds."""
-    if snapshot.rows.keys() != session.planes.keys():
-        expected, got = sorted(session.planes), sorted(snapshot.rows)
+    """Every layer's rows, as many as the snapshot's cursor says."""
+    check_kind("rows", snapshot.rows, Mapping, "a key and a value by layer")
+    if snapshot.rows.keys() != planes.keys():
+        expected, got = sorted(planes), sorted(map(str, snapshot.rows))
         raise SnapshotMismatch(field="layers with rows", expected=expected, got=got)
     rows = {}
-    for layer, (key, value) in snapshot.rows.items():
-        plane = session.planes[layer]
-        check_rows(layer, "key", key, plane.key)
-        check_rows(layer, "value", value, plane.value)
-        length = cursors[session.plan.group_ids[layer]].length
-        for what, part in (("key", key), ("value", value)):
+    for layer, plane in planes.items():
+        pair = snapshot.rows[layer]
+        check_kind("rows", pair, Sequence, "a key and a value by layer")
+        _same(f"tensors of layer {layer}", 2, len(pair))
+        length = snapshot.cursors[snapshot.geometry.group_of(layer).id][1]
+        for what, part, like in zip(("key", "value"), pair, (plane.key, plane.value), strict=True):
+            check_rows(layer, what, part, like)
             count = part.shape[1]
-            if count < length or count != key.shape[1]:
-                wanted = max(length, key.shape[1])
-                raise TensorMismatch(layer=layer, what=f"{what} rows", expected=wanted, got=count)
-        kept = slice(key.shape[1] - length, None)
-        rows[layer] = (key[:, kept].detach(), value[:, kept].detach())
+            if count != length:
+                raise TensorMismatch(layer=layer, what=f"{what} rows", expected=length, got=count)
+        rows[layer] = (pair[0].detach(), pair[1].detach())
     return rows
 
 
@@ -177,8 +197,21 @@ def _runs(cursor: RingCursor) -> list[range]:
 
 
 def _ledger(snapshot: Snapshot) -> Ledger:
-    return Ledger(
-        first_position=snapshot.first_position,
-        canonical=snapshot.canonical,
-        numerics=list(snapshot.numerics),
-    )
+    """The provenance a snapshot brings: SnapshotMismatch when it is not of its rows."""
+    runs: Sequence[Any] = snapshot.numerics
+    canonical = whole(snapshot.canonical)
+    check_kind("numerics", runs, Sequence, "(stop, numerics) runs")
+    stops = [snapshot.first_position]
+    for run in runs:
+        check_kind("numerics", run, Sequence, "(stop, numerics) runs")
+        stop = whole(run[0]) if len(run) == len(("stop", "numerics")) else None
+        if stop is None or not stops[-1] < stop <= snapshot.position:
+            expected = f"ascending stops up to {snapshot.position}"
+            raise SnapshotMismatch(field="numerics", expected=expected, got=runs)
+        check_kind("numerics", run[1], Mapping, "(stop, numerics) runs")
+        check_count("chunk", run[1].get("chunk"), 1)
+        stops.append(stop)
+    if canonical is None or not 0 <= canonical <= (stops[-1] if runs else 0):
+        expected = f"within [0, {stops[-1]}]"
+        raise SnapshotMismatch(field="canonical", expected=expected, got=snapshot.canonical)
+    return Ledger(first_position=snapshot.first_position, canonical=canonical, numerics=list(runs))

@@ -125,6 +125,8 @@ def run(
         "VALUE_DIM_PAD": value_pad,
         "DEVICE_CURSOR": isinstance(cursor, Tensor),
     }
+    # a row that is stored is read back from the plane
+    from_chunk = key is not None and not call.stores
     sources = (query, chunk_key, chunk_value, plane.key, plane.value)
     strides = [stride for source in sources for stride in source.stride()[:3]]
     walk = {
@@ -132,9 +134,8 @@ def run(
         "DIM": dim,
         "DIM_PAD": max(16, triton.next_power_of_2(dim)),
         "BLOCK": sizes.block,
-        # a row that is stored is read back from the plane
-        "HAS_CHUNK": key is not None and not call.stores,
-        "ALIGNED": all(_aligned(rows) for rows in sources[1:]),
+        "HAS_CHUNK": from_chunk,
+        "ALIGNED": (from_chunk or call.bases is not None) and all(map(_aligned, sources[1:])),
         "WRAPS": not call.unrolled and _wraps(cursor, rule),
         "STORES": call.stores,
         "DEVICE_BASES": call.bases is not None,

@@ -184,10 +184,10 @@ def block_added(
         token = position - chunk_first
         keys = tl.where(fresh, chunk_key_at + token * chunk_key_token, keys)
         values = tl.where(fresh, chunk_value_at + token * chunk_value_token, values)
-        if ALIGNED:
-            # a choice of pointers forgets that both are aligned: loads would be narrow
-            keys = tl.multiple_of(keys, [16])
-            values = tl.multiple_of(values, [16])
+    if ALIGNED:
+        # a choice of pointers, or an address from a table, forgets it: loads would be narrow
+        keys = tl.multiple_of(keys, [16])
+        values = tl.multiple_of(values, [16])
     keys = keys[:, None] + dim[None, :]
     values = values[:, None] + value_dim[None, :]
     if MASKED:

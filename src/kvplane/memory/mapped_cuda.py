@@ -13,7 +13,7 @@ valid; forks share pages until one side writes. What differs on a GPU:
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,12 +22,19 @@ from kvplane.errors import MemoryUnavailable
 from kvplane.memory.base import Span
 from kvplane.memory.driver_cuda import AddressSpan, CudaDriver, Driver, why_not
 from kvplane.memory.heap import HeapSpan
-from kvplane.memory.pages_cuda import Extent, PageHold, PagePool
+from kvplane.memory.pages_cuda import (
+    Extent,
+    PageHold,
+    PagePool,
+    distinct,
+    neighbours,
+    places_of,
+    runs_of,
+    together,
+)
 
 # how long before a page is needed it is there, in parts of a page; planes take theirs in turn
 AHEAD, APART, TURNS = 128, 256, 16
-# pages of one allocation, where so many are needed
-LARGEST = 16
 
 
 class CudaMappedSpan:
@@ -90,15 +97,15 @@ class CudaMappedSpan:
         self.backed_by_need = len(self._own[0]) < self._num_pages
 
     def _take(self, first: int, stop: int) -> None:
-        for extent in _distinct(self._pages[first:stop]):
+        for extent in distinct(self._pages[first:stop]):
             if extent.owners > 1:
                 self._copy(extent)
-        for begin, end in _runs([page is None for page in self._pages[first:stop]], first):
+        for begin, end in runs_of([page is None for page in self._pages[first:stop]], first):
             fresh: list[Extent] = []
             try:
                 while not fresh or fresh[-1].stop < end:
                     place = fresh[-1].stop if fresh else begin
-                    fresh.append(self._pool.take(place, _together(place, end)))
+                    fresh.append(self._pool.take(place, together(place, end)))
                 self._map(begin, fresh)
             except BaseException:
                 for extent in fresh:
@@ -160,16 +167,16 @@ class CudaMappedSpan:
     def lent(self, ranges: Sequence[range]) -> list[Extent]:
         """The pages behind byte ranges, which are not this span's alone from now on."""
         self._forget_own()
-        return _distinct([self._pages[place] for place in _places(ranges, self._page_nbytes)])
+        return distinct([self._pages[place] for place in places_of(ranges, self._page_nbytes)])
 
     def _show(self, extents: Sequence[Extent]) -> None:
         self._forget_own()
         wanted = [extent for extent in extents if self._pages[extent.first] is not extent]
-        before = _distinct(
+        before = distinct(
             [page for extent in wanted for page in self._pages[extent.first : extent.stop]]
         )
         self._let_go(before)
-        for run in _neighbours(wanted):
+        for run in neighbours(wanted):
             self._map(run[0].first, run)
             for extent in run:
                 extent.owners += 1
@@ -188,7 +195,7 @@ class CudaMappedSpan:
         """Let go of every page; the bytes are zero again."""
         with self._pool.enter():
             self._forget_own()
-            self._let_go(_distinct(self._pages))
+            self._let_go(distinct(self._pages))
 
     def close(self) -> None:
         """Let go of every page; tensors that are left read zeros. Idempotent."""
@@ -197,7 +204,7 @@ class CudaMappedSpan:
     def counts(self) -> tuple[int, int]:
         """Bytes of pages held, and of those that others own too."""
         with self._pool.enter():
-            extents = _distinct(self._pages)
+            extents = distinct(self._pages)
         held = sum(extent.num_pages for extent in extents)
         shared = sum(extent.num_pages for extent in extents if extent.owners > 1)
         return held * self._page_nbytes, shared * self._page_nbytes
@@ -265,13 +272,13 @@ class _Closing:
 
     def __call__(self) -> None:
         size = self._addresses.page_nbytes
-        held = _distinct(self._pages)
+        held = distinct(self._pages)
         if not held:
             return
         self._pool.driver.settle()
         for time in range(self._times):
             begin = time * len(self._pages) * size
-            for run in _neighbours(held):
+            for run in neighbours(held):
                 first, nbytes = begin + run[0].first * size, (run[-1].stop - run[0].first) * size
                 self._addresses.unmap(first, nbytes)
                 # tensors that are left must have something to read
@@ -354,48 +361,3 @@ class CudaMappedBackend:
 def unavailable(device: torch.device) -> str | None:
     """None where this backend works; else why not."""
     return why_not(device)
-
-
-def _places(ranges: Sequence[range], page_nbytes: int) -> list[int]:
-    places: set[int] = set()
-    for part in ranges:
-        places.update(range(part.start // page_nbytes, -(-part.stop // page_nbytes)))
-    return sorted(places)
-
-
-def _runs(flags: Sequence[bool], first: int) -> Iterator[tuple[int, int]]:
-    """The runs of true flags, as (begin, end), counted from `first`."""
-    begin = None
-    for place, flag in enumerate([*flags, False], first):
-        if flag and begin is None:
-            begin = place
-        elif not flag and begin is not None:
-            yield begin, place
-            begin = None
-
-
-def _together(place: int, stop: int) -> int:
-    """How many pages from `place` on are one allocation, of those needed before `stop`.
-
-    The last page is where forks part: by itself, it is copied by itself.
-    """
-    count = LARGEST
-    while count > 1 and (place % count or place + count >= stop):
-        count //= 2
-    return count
-
-
-def _distinct(pages: Sequence[Extent | None]) -> list[Extent]:
-    """The allocations behind pages, each once, in order."""
-    return [page for page in dict.fromkeys(pages) if page is not None]
-
-
-def _neighbours(extents: Sequence[Extent]) -> list[list[Extent]]:
-    """Allocations in runs that follow each other."""
-    runs: list[list[Extent]] = []
-    for extent in extents:
-        if runs and runs[-1][-1].stop == extent.first:
-            runs[-1].append(extent)
-        else:
-            runs.append([extent])
-    return runs

@@ -14,6 +14,9 @@ from typing import Any
 
 from kvplane.memory.driver_cuda import Driver
 
+# pages of one allocation, where so many are needed
+LARGEST = 16
+
 
 @dataclass(slots=True, eq=False)
 class Extent:
@@ -114,3 +117,49 @@ class _Dropped:
     def __call__(self) -> None:
         for extent in self.extents:
             self.pool.drop(extent)
+
+
+def places_of(ranges: Sequence[range], page_nbytes: int) -> list[int]:
+    """The pages of a plane behind byte ranges, ascending."""
+    places: set[int] = set()
+    for part in ranges:
+        places.update(range(part.start // page_nbytes, -(-part.stop // page_nbytes)))
+    return sorted(places)
+
+
+def runs_of(flags: Sequence[bool], first: int) -> Iterator[tuple[int, int]]:
+    """The runs of true flags, as (begin, end), counted from `first`."""
+    begin = None
+    for place, flag in enumerate([*flags, False], first):
+        if flag and begin is None:
+            begin = place
+        elif not flag and begin is not None:
+            yield begin, place
+            begin = None
+
+
+def together(place: int, stop: int) -> int:
+    """How many pages from `place` on are one allocation, of those needed before `stop`.
+
+    The last page is where forks part: by itself, it is copied by itself.
+    """
+    count = LARGEST
+    while count > 1 and (place % count or place + count >= stop):
+        count //= 2
+    return count
+
+
+def distinct(pages: Sequence[Extent | None]) -> list[Extent]:
+    """The allocations behind pages, each once, in order."""
+    return [page for page in dict.fromkeys(pages) if page is not None]
+
+
+def neighbours(extents: Sequence[Extent]) -> list[list[Extent]]:
+    """Allocations in runs that follow each other."""
+    runs: list[list[Extent]] = []
+    for extent in extents:
+        if runs and runs[-1][-1].stop == extent.first:
+            runs[-1].append(extent)
+        else:
+            runs.append([extent])
+    return runs
