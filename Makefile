@@ -7,7 +7,7 @@ JOBS ?= 2
 
 LOW := .venv-low
 
-.PHONY: setup check test demo fix bench matrix browser docs gpu mutants clean
+.PHONY: setup check test demo fix bench matrix browser docs gpu mutants torture fuzz clean
 
 setup: $(VENV)/.stamp
 
@@ -70,6 +70,18 @@ gpu:
 
 mutants: setup
 	$(BIN)/python tools/mutants.py
+
+# what takes minutes: processes killed 300 times, every call failing, eight processes for a minute
+torture: setup
+	KVPLANE_TORTURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --timeout 3600 \
+		tests/torture tests/object/test_object_sessions.py tests/pack/test_pack_sweep.py
+
+# every reader of strangers' bytes, FUZZ_S seconds each
+FUZZ_S ?= 600
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'atheris>=3.0'
+	for target in manifest cut node blob-header kvpack; do \
+		$(BIN)/python tests/fuzz/run.py $$target -max_total_time=$(FUZZ_S) || exit 1; done
 
 clean:
 	rm -rf build dist mutants .hypothesis .mypy_cache .ruff_cache
