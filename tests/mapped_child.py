@@ -32,12 +32,21 @@ def lower(limit, value):
 
 def run(code, *before):
     """What the code printed, once it has ended well; `before` is a command that starts it."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "OMP_NUM_THREADS": "1",
+        # where mappings run out, the test's own tensors are not to need any
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_TOP_PAD_": str(1 << 27),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    }
     done = subprocess.run(
         [*before, sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+        env=env,
     )
 
     if done.returncode or done.stderr:

@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import sys
+import threading
 import weakref
 
 import torch
@@ -84,6 +85,7 @@ class AddressRange:
     """
 
     def __init__(self, nbytes: int) -> None:
+        _SPARE.keep()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         address = _call().mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
         if address in {None, _MAP_FAILED}:
@@ -108,6 +110,19 @@ class AddressRange:
         if address in {None, _MAP_FAILED}:
             raise failed("mapping", nbytes, ctypes.get_errno())
 
+    def map_back(self, first: int, nbytes: int, fd: int, offset: int) -> None:
+        """Show again what was shown before, when a further mapping was refused.
+
+        Raises:
+            MemoryUnavailable: refused, and the mappings kept for this are spent.
+        """
+        try:
+            self.map(first, nbytes, fd, offset)
+        except MemoryUnavailable:
+            if not _SPARE.spend():
+                raise
+            self.map(first, nbytes, fd, offset)
+
     def detach(self) -> bool:
         """Put zero pages of this process under every address: tensors left over read zeros.
 
@@ -118,12 +133,56 @@ class AddressRange:
             on, and show whatever becomes of the pages.
         """
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        address = _call().mmap(self._address, self.nbytes, _READ_WRITE, flags, -1, 0)
-        if address not in {None, _MAP_FAILED}:
-            return True
-        # one mapping too many refuses even one in the place of others
+        for _ in range(2):
+            address = _call().mmap(self._address, self.nbytes, _READ_WRITE, flags, -1, 0)
+            if address not in {None, _MAP_FAILED}:
+                return True
+            # one mapping too many refuses even one in the place of others
+            if not _SPARE.spend():
+                break
         _call().mprotect(self._address, self.nbytes, mmap.PROT_READ)
         return False
+
+
+class _Spare:
+    """A few mappings kept aside: where no more are to be had, what was can still be shown again.
+
+    The system lets their number pass its limit by one, and then refuses even a mapping in the
+    place of another.
+    """
+
+    PAGES = 8
+
+    def __init__(self) -> None:
+        self._address: int | None = None
+        self._lock = threading.Lock()
+
+    def keep(self) -> None:
+        """Have them, if they can be had."""
+        with self._lock:
+            if self._address is None:
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+                nbytes = self.PAGES * PAGE_NBYTES
+                address = _call().mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
+                if address in {None, _MAP_FAILED}:
+                    return
+                self._address = int(address)
+                for page in range(0, self.PAGES, 2):
+                    # neighbours that differ cannot be one mapping
+                    _call().mprotect(
+                        self._address + page * PAGE_NBYTES, PAGE_NBYTES, mmap.PROT_READ
+                    )
+
+    def spend(self) -> bool:
+        """Give them up; False when they are given up already."""
+        with self._lock:
+            address, self._address = self._address, None
+        if address is not None:
+            _unmap(address, self.PAGES * PAGE_NBYTES)
+        return address is not None
+
+
+_SPARE = _Spare()
 
 
 def _unmap(address: int, nbytes: int) -> None:

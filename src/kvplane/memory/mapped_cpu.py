@@ -11,13 +11,15 @@ checkpoints share pages until one side writes; whoever writes first copies the p
     parent      [ a | b | c ]          [ a | b | c ]            [ a | b | c ]
     fork                               [ a | b | c ]  shared    [ a | B | c ]  wrote to b
 
-A copy goes to the same place in a region of the writer's own, so that neighbours are one mapping.
+A copy goes to the same place in a region of the writer's own: neighbours are one mapping.
 """
 
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -34,12 +36,7 @@ MAX_SCAN_PAGES = 4096
 
 
 class PageHold:
-    """A further owner of some of a span's pages: what a checkpoint or a fork keeps of a plane.
-
-    Args:
-        file: the pages' file, entered by the caller.
-        extents: the pages, each with an owner.
-    """
+    """A further owner of some of a span's pages, in a file that the caller has entered."""
 
     def __init__(self, file: PageFile, extents: Sequence[Extent]) -> None:
         self.file = file
@@ -71,11 +68,13 @@ class MappedSpan:
         self._range = AddressRange(2 * size if unrolled else size)
         # by range of `back`: pages known to be there and this span's alone
         self._own: list[range] = []
+        # copies that are shown in the first place of a ring and could not be in the second
+        self._torn: list[Extent] = []
         with file.enter():
             self._regions = [file.region(self._num_pages)]
             self._extents = [Extent(0, self._num_pages, self._regions[0].first)]
             self._closing = weakref.finalize(
-                self, _close, file, self._extents, self._regions, self._range
+                self, _close, file, self._extents, self._torn, self._regions, self._range
             )
             self._closing.atexit = False
             file.spans.add(self)
@@ -101,6 +100,7 @@ class MappedSpan:
         self.backed_by_need = len(self._own[0]) < self._num_pages
 
     def _take(self, first: int, stop: int) -> None:
+        self._mend()
         for extent in list(self._within(first, stop)):
             shared = self.file.owners[extent.page : extent.page_stop] > 1
             for begin, end in runs_of(shared):
@@ -122,17 +122,13 @@ class MappedSpan:
         )
 
     def _copy(self, shared: Extent) -> None:
-        """Put a copy under pages of this span, and let go of the shared ones."""
+        """Put a copy under pages of this span; let go of the shared ones."""
         copy = Extent(shared.first, shared.stop, self._unowned(shared.first, shared.stop))
         self.file.take(copy.page, copy.page_stop)
-        try:
-            # all of it is there before the first page is shown
-            content = self._range.bytes[copy.first * PAGE_NBYTES : copy.stop * PAGE_NBYTES]
-            address.write(self.file.fd, copy.page * PAGE_NBYTES, content)
-            self._map(copy)
-        except BaseException:
-            self.file.drop(copy.page, copy.page_stop)
-            raise
+        # all of it is there before the first page is shown
+        content = self._range.bytes[copy.first * PAGE_NBYTES : copy.stop * PAGE_NBYTES]
+        address.write(self.file.fd, copy.page * PAGE_NBYTES, content)
+        self._map_owned(copy)
         self._put([copy])
         self.file.drop(shared.page, shared.page_stop)
 
@@ -185,15 +181,15 @@ class MappedSpan:
                     page = wanted.page + now.first - wanted.first
                     if now.page != page:
                         then = Extent(now.first, now.stop, page)
-                        self._map(then)
                         # an owner too many for a moment, never one too few
                         self.file.share(page, then.page_stop)
+                        self._map_owned(then)
                         before.append(now)
                         shown.append(then)
         except BaseException:
             # in reverse, each finds the mappings that it needs
             for now, then in zip(reversed(before), reversed(shown), strict=True):
-                self._map(now)
+                self._map_back(now)
                 self.file.drop(then.page, then.page_stop)
             raise
         self._put(shown)
@@ -205,6 +201,7 @@ class MappedSpan:
         file = self.file
         with file.enter():
             self.forget_own()
+            self._mend()
             before = list(self._extents)
             if not all(self._is_alone_here(extent) for extent in before):
                 whole = Extent(0, self._num_pages, self._unowned(0, self._num_pages))
@@ -220,7 +217,7 @@ class MappedSpan:
         return extent.page in places and not (owners > 1).any()
 
     def close(self) -> None:
-        """Let go of every page; tensors that are left read zeros. Idempotent."""
+        """Let go of every page; tensors left over read zeros. Idempotent."""
         self._closing()
 
     def counts(self) -> tuple[int, int]:
@@ -248,14 +245,42 @@ class MappedSpan:
         try:
             self._range.map(self.nbytes + at, nbytes, self.file.fd, offset)
         except BaseException:
-            for was in self._within(extent.first, extent.stop):
-                nbytes = (was.stop - was.first) * PAGE_NBYTES
-                offset = was.page * PAGE_NBYTES
-                self._range.map(was.first * PAGE_NBYTES, nbytes, self.file.fd, offset)
+            # a copy and what it is of are the same until the next row is written
+            self._torn.append(extent)
+            self.forget_own()
+            with suppress(MemoryUnavailable):
+                self._show_again(extent)
+                self._torn.remove(extent)
             raise
 
+    def _map_owned(self, extent: Extent) -> None:
+        """Show pages, which are owned already, or let go of them: MemoryUnavailable."""
+        try:
+            self._map(extent)
+        except BaseException:
+            if extent not in self._torn:
+                self.file.drop(extent.page, extent.page_stop)
+            raise
+
+    def _show_again(self, extent: Extent) -> None:
+        for was in self._within(extent.first, extent.stop):
+            self._map_back(was)
+
+    def _mend(self) -> None:
+        """Let go of copies that only one place shows: MemoryUnavailable."""
+        while self._torn:
+            self._show_again(self._torn[-1])
+            copy = self._torn.pop()
+            self.file.drop(copy.page, copy.page_stop)
+
+    def _map_back(self, extent: Extent) -> None:
+        """Show pages again that were shown before."""
+        at, nbytes = extent.first * PAGE_NBYTES, (extent.stop - extent.first) * PAGE_NBYTES
+        for place in (at, self.nbytes + at) if self.unrolled else (at,):
+            self._range.map_back(place, nbytes, self.file.fd, extent.page * PAGE_NBYTES)
+
     def _within(self, first: int, stop: int) -> Iterator[Extent]:
-        place = bisect_right(self._extents, first, key=_first) - 1
+        place = bisect_right(self._extents, first, key=itemgetter(0)) - 1
         for extent in self._extents[max(0, place) :]:
             begin, end = max(first, extent.first), min(stop, extent.stop)
             if begin < end:
@@ -264,7 +289,6 @@ class MappedSpan:
                 return
 
     def _put(self, new: Sequence[Extent]) -> None:
-        """Note what is shown now; ascending."""
         extents: list[Extent] = []
         stop = 0
         for extent in new:
@@ -361,13 +385,13 @@ def _pages(ranges: Sequence[range]) -> Iterator[tuple[int, int]]:
             yield first, stop
 
 
-def _first(extent: Extent) -> int:
-    return extent.first
-
-
 def _close(
-    file: PageFile, extents: list[Extent], regions: list[Region], addresses: AddressRange
+    file: PageFile,
+    extents: list[Extent],
+    torn: list[Extent],
+    regions: list[Region],
+    addresses: AddressRange,
 ) -> None:
     detached = addresses.detach()
     # pages that a tensor left over may still show are never another plane's
-    file.let_go(tuple(extents), tuple(regions) if detached else ())
+    file.let_go((*extents, *torn), tuple(regions) if detached else ())
