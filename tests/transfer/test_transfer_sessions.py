@@ -45,7 +45,7 @@ def refused(ends):
         (lambda: tiny.store(4, None, max_context=10), "position"),
         (lambda: tiny.store(4, None, slack=1, attention="physical"), None),
     ],
-    ids=str,
+    ids=["layers", "window", "kind", "heads", "dim", "value dim", "dtype", "context", "capacity"],
 )
 def test_what_does_not_fit_is_refused_by_its_name_and_nothing_is_made(target, field):
     store = target()
