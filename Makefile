@@ -7,7 +7,7 @@ JOBS ?= 2
 
 LOW := .venv-low
 
-.PHONY: setup check test demo fix bench matrix browser docs gpu mutants torture fuzz clean
+.PHONY: setup check test demo fix bench matrix browser docs dist release gpu mutants torture fuzz clean
 
 setup: $(VENV)/.stamp
 
@@ -38,7 +38,6 @@ fix: setup
 bench: setup
 	$(BIN)/python bench/store.py
 	$(BIN)/python bench/mapped.py
-	$(BIN)/python bench/mapped.py
 	$(BIN)/python bench/packs.py
 	$(BIN)/python bench/generation.py
 
@@ -62,6 +61,20 @@ browser: setup
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# the wheel and the sdist, twice and compared; then the wheel in an empty environment, and each extra
+dist: setup
+	$(BIN)/python tools/check_dist.py
+
+release: dist
+	rm -rf build/empty && $(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/empty/bin/kvplane doctor
+	build/empty/bin/kvplane demo
+	for extra in gpu s3 zstd kvpack plot; do \
+		build/empty/bin/python -m pip install --quiet --disable-pip-version-check --dry-run \
+			-c constraints.txt "$$(ls dist/*.whl)[$$extra]" || exit 1; \
+	done
 
 # on a machine with an NVIDIA GPU: the suite and the report under docs/benchmarks
 gpu:

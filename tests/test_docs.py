@@ -12,10 +12,12 @@ import contextlib
 import io
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from kvplane import ModelGeometry, footprint
 from kvplane.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +29,8 @@ PAGES = [
     if page.name not in ELSEWHERE
 ]
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# what only who works on kvplane needs
+DEVELOPERS = {"browser", "dev", "docs", "fuzz"}
 LANGUAGES = {"python", "console", "text", "sh", "diff"}
 
 
@@ -114,6 +118,39 @@ def test_what_a_page_speaks_of_is_there(page):
     assert [] == [name for name in names if not (ROOT / name).exists()]
     assert [] == [
         one or other for one, other in targets if f"\n{one or other}:" not in f"\n{makefile}"
+    ]
+
+
+def test_every_extra_of_a_user_is_named_and_every_named_one_is_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"])
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    asked = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for names in re.findall(r'extra="(\w+)"|kvplane\[(\w+)\]', path.read_text(encoding="utf-8"))
+        for name in filter(None, names)
+    }
+
+    assert asked <= extras
+    assert all(f"`{name}` (" in page for name in extras - DEVELOPERS)
+
+
+def test_the_readme_has_the_footprints_that_the_plan_gives():
+    table = re.findall(r"^\| ([\d,]+(?: \| [\d,]+){4}) \|$", PAGES[0].read_text(), re.MULTILINE)
+    rows = [[int(cell.replace(",", "")) for cell in row.split(" | ")] for row in table]
+    geometry = ModelGeometry.preset("muse-glimmer-30b")
+    plans = [footprint(geometry, context=row[0], sessions=4) for row in rows]
+
+    assert 4 == len(rows)
+    assert rows == [
+        [
+            plan.context,
+            *(plan.kind(kind).reserved for kind in ("sliding_attention", "full_attention")),
+            plan.session.reserved,
+            plan.total.reserved,
+        ]
+        for plan in plans
     ]
 
 

@@ -20,6 +20,7 @@ REQUIRED = ("torch", "transformers", "safetensors", "blake3", "numpy", "cyclopts
 # distribution, what it is for, the extra that brings it
 OPTIONAL = (
     ("triton", "attention and stores on a GPU", "gpu"),
+    ("cuda-bindings", "memory of a GPU, page by page", "gpu"),
     ("obstore", "roots in object stores", "s3"),
     ("cryptography", "signed interchange files", "kvpack"),
     ("zstandard", "compressed interchange files", "zstd"),

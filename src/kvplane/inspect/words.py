@@ -24,7 +24,7 @@ def facts_of(found: Inspection) -> list[tuple[str, str]]:
         ("tokens", f"{state.position:,}"),
         ("root", found.root),
         ("fingerprint", state.fingerprint),
-        ("canonical", f"the first {state.canonical:,} rows: a cold run would have the same bits"),
+        ("canonical", _canonical(state.canonical)),
     ]
     if isinstance(content, SavedSession):
         facts.append(("weights", str(content.parts.get("weights"))))
@@ -44,6 +44,12 @@ def facts_of(found: Inspection) -> list[tuple[str, str]]:
     if content.aux:
         facts.append(("other inputs", f"{len(content.aux):,}"))
     return facts
+
+
+def _canonical(stop: int) -> str:
+    if not stop:
+        return "no rows: a cold run's may have other bits"
+    return f"the first {stop:,} rows: a cold run would have the same bits"
 
 
 def kind_of(part: GroupFacts) -> str:
