@@ -250,7 +250,7 @@ def written(report: dict[str, Any]) -> str:
     facts = report["machine"]
     about = ", ".join(f"{name} {fact}" for name, fact in facts.items() if name != "date")
     lines = [
-        "# The kernels on a GPU",
+        "# On a GPU",
         "",
         " ".join(
             [
@@ -263,6 +263,8 @@ def written(report: dict[str, Any]) -> str:
             ]
         ),
     ]
+    for note in report.get("notes", ()):
+        lines += ["", note]
     if isinstance(report.get("tests"), dict):
         tested = report["tests"]
         lines += ["", f"Tests on this device: {tested['summary']}.", *tested["failed"]]

@@ -124,12 +124,19 @@ def describe(store: "KVStore") -> Description:
         },
         layout={kind: layout.value for kind, layout in plan.layouts.items()},
         attention=store.attention,
-        kernels={"store": "vectorized", "attention": f"{store.attention}, PyTorch"},
+        kernels=_kernels(store),
         slack=store.slack,
         row_floor=store.row_floor,
         capacities=dict(plan.capacities),
         numerics=dict(store.numerics),
     )
+
+
+def _kernels(store: "KVStore") -> dict[str, str]:
+    """What stores rows and what attends; the table of sizes is in the numerics."""
+    if store.plan.device.type == "cuda" and store.plan.attend.__module__.endswith("triton_blocked"):
+        return {"store": "Triton, one launch", "attention": f"{store.attention}, Triton"}
+    return {"store": "vectorized", "attention": f"{store.attention}, PyTorch"}
 
 
 def report(store: "KVStore") -> MemoryReport:
