@@ -121,6 +121,17 @@ def test_what_a_page_speaks_of_is_there(page):
     ]
 
 
+def test_every_module_has_its_line_in_the_architecture():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## The modules")[2]
+    named = set(re.findall(r"`(\w+)/?[\w/]*`", table))
+    package = ROOT / "src" / "kvplane"
+    modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+
+    assert set() == (modules | folders) - named
+
+
 def test_every_extra_of_a_user_is_named_and_every_named_one_is_there():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(project["optional-dependencies"])
