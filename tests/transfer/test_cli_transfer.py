@@ -85,18 +85,21 @@ def logits_of(home, name, count=64):
     return torch.stack(found)
 
 
-def test_a_session_goes_on_where_it_was_sent_and_a_longer_one_is_a_delta(
+def test_a_session_goes_on_where_it_was_sent_strangers_are_refused_and_a_longer_one_is_a_delta(
     here, tmp_path, said, monkeypatch
 ):
     there = tmp_path / "there"
     authority = Authority(tmp_path / "certificates")
     mine, theirs = authority.identity("sender"), authority.identity("receiver")
+    strange = Authority(tmp_path / "strange", "strange").identity("stranger")
     said("run", TEXT, "--session", "notes", "--max-new-tokens", 20)
     listen = ("--listen", "127.0.0.1:0", "--session", "copy", "--timeout", 300)
     receiver = Receiver(there, *listen, *options_of(theirs))
+    said("send", "notes", "--to", receiver.address, *options_of(strange), code=REFUSED)
     said("send", "notes", "--to", receiver.address, *options_of(mine), "--timeout", 300)
     told = receiver.end()
 
+    assert "refused: " in told
     assert "the receiver can use 721 tokens, 0 of which it held" in said.notes
     assert "saved session copy: 721 tokens, 0 of which were here" in told
     saved = [
@@ -117,23 +120,6 @@ def test_a_session_goes_on_where_it_was_sent_and_a_longer_one_is_a_delta(
     whole = said("run", "--session", "notes", "--max-new-tokens", 9)
     monkeypatch.setenv("KVPLANE_HOME", str(there))
     assert whole == said("run", "--session", "copy", "--max-new-tokens", 9)
-
-
-def test_a_stranger_is_noted_and_the_next_one_let_in(here, tmp_path, said):
-    authority = Authority(tmp_path / "certificates")
-    mine, theirs = authority.identity("sender"), authority.identity("receiver")
-    strange = Authority(tmp_path / "strange", "strange").identity("stranger")
-    said("run", TEXT[:40], "--session", "notes", "--max-new-tokens", 2)
-    receiver = Receiver(
-        tmp_path / "there", "--listen", "127.0.0.1:0", "--session", "copy", *options_of(theirs)
-    )
-    said("send", "notes", "--to", receiver.address, *options_of(strange), code=REFUSED)
-    said("send", "notes", "--to", receiver.address, *options_of(mine))
-    told = receiver.end()
-
-    assert "refused: " in told
-    assert "saved session copy: 43 tokens" in told
-    assert here.exists()
 
 
 def test_a_dry_run_says_the_plan_in_bytes(here, said):

@@ -158,6 +158,27 @@ def test_a_bit_flipped_anywhere_is_refused(stream, bit):
         assert fed.end()
 
 
+def test_a_digest_is_of_a_kind_a_number_a_length_and_a_key():
+    header = Header(Kind.SEGMENT, 3, 4)
+    others = [
+        header._replace(kind=Kind.CLOSE),
+        header._replace(number=4),
+        header._replace(nbytes=5),
+    ]
+    digests = {digest_of(KEY, each, [b"rows"]) for each in (header, *others)}
+    digests |= {digest_of(FIRST_KEY, header, [b"rows"]), digest_of(KEY, header, [b"Rows"])}
+
+    assert 6 == len(digests)
+    assert digest_of(KEY, header, [b"rows"]) == digest_of(KEY, header, [b"ro", b"ws"])
+
+
+def test_fewer_ids_than_were_announced_are_refused(stream):
+    frames = frames_of(stream)
+    fewer = sealed(KEY, Kind.IDS, frames[2][HEADER_NBYTES : HEADER_NBYTES + 4])
+
+    assert "not those of the opening" in str(fails(b"".join([*frames[:2], fewer])))
+
+
 def test_segments_may_come_in_any_order_and_again(stream):
     first, *rest = frames_of(stream)
     opening, ids, *segments, closing, confirmed = rest
