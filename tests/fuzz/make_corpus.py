@@ -14,6 +14,7 @@ import suites  # noqa: E402
 
 from kvplane.kvpack import Codec, encode_frame  # noqa: E402
 from kvplane.pack.inventory import Kind, kind_of  # noqa: E402
+from kvplane.pack.zstd_bytes import packed  # noqa: E402
 from kvplane.storage import MemoryStorage  # noqa: E402
 from saved_roots import make_root  # noqa: E402
 
@@ -41,6 +42,11 @@ def main():
     found += [("kvpack", encode_frame(Codec.LOSSLESS, bytes(300) + bytes(range(200))))]
     found += [
         ("kvpack", suites.fixture(chunks_sealed=True, pack_sealed=True).pack),
+    ]
+    found += [
+        (folder, small)
+        for folder, data in found
+        if folder == "blob-header" and (small := packed(bytearray(data)))
     ]
     for folder, data in found:
         # blobs of one layer group are enough, and the smallest

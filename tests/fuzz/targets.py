@@ -33,6 +33,7 @@ from kvplane.pack.documents import Cut, Node, SavedSession
 from kvplane.pack.encoding import sealed
 from kvplane.pack.groups import group_in
 from kvplane.pack.header import header_of
+from kvplane.pack.zstd_bytes import is_packed, unpacked
 
 PATH = "fuzzed"
 KEYS = Keys(bytes([99]) * 32, tenant=bytes([1]) * 32, epoch=7)
@@ -65,6 +66,8 @@ def blob_header(data):
         header = header_of(data, PATH)
         with suppress(PackError):
             check_states(header, 7, PATH)
+        if is_packed(data):
+            unpacked(data, PATH, limit=1 << 20)
         group = group_in(header, PATH)
         check_rows(header, group, PATH)
         for _ in tensors_of(header, bytearray(data)):

@@ -18,11 +18,12 @@ from kvplane.pack.sessions import (
     save_session,
     session_names,
 )
-from kvplane.pack.writer import Written
+from kvplane.pack.writer import Codec, Written
 
 __all__ = [
     "Aux",
     "Chain",
+    "Codec",
     "Cut",
     "Fingerprint",
     "Loaded",

@@ -20,6 +20,7 @@ from kvplane.pack.reader import Loaded, load_state
 from kvplane.pack.root import open_root
 from kvplane.pack.source import RowSource
 from kvplane.pack.writer import (
+    Codec,
     Written,
     canonical_until,
     check_present,
@@ -41,6 +42,7 @@ class PrefixCache:
         fingerprint: of the model that reads and writes.
         salt: of the tenant: others with another salt find nothing.
         create: make the root where there is none.
+        codec: of the blobs of rows that are written.
 
     Raises:
         StorageError, PackCorrupt, PackVersion: as `open_root`.
@@ -53,10 +55,12 @@ class PrefixCache:
         *,
         salt: bytes = b"",
         create: bool = True,
+        codec: Codec = Codec.RAW,
     ) -> None:
         self.storage = open_root(root, create=create)
         self.fingerprint = fingerprint
         self._salt = salt
+        self._codec = codec
         # cuts that did not load: no reason to leave out a new one of equal tokens
         self._failed: set[str] = set()
 
@@ -220,6 +224,7 @@ class PrefixCache:
                 position=at,
                 firsts=firsts,
                 states=states,
+                codec=self._codec,
             )
             cut = Cut(state=state, chain=chain.at(at // BLOCK), ids=ids, aux=aux)
             data = cut.encoded()

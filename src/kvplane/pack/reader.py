@@ -21,14 +21,17 @@ from kvplane.pack.blob import (
     tensors_of,
 )
 from kvplane.pack.buffers import ThreadBuffer
+from kvplane.pack.encoding import digest
 from kvplane.pack.lease import Lease
 from kvplane.pack.limits import BLOCK, STATES_NBYTES, WORKERS
 from kvplane.pack.state import State
 from kvplane.pack.stream import copied
 from kvplane.pack.target import Target, Task, tasks_of
+from kvplane.pack.zstd_bytes import is_packed, unpacked
 from kvplane.session import Session
 from kvplane.snapshot import Cursor
 from kvplane.storage import Reading, Storage
+from kvplane.storage.memory import MemoryReading
 from kvplane.store import KVStore
 
 
@@ -147,19 +150,26 @@ class _Reader:
         limit = header_limit(group) + BLOCK * len(group.layers) * group.row_nbytes
         with opened(self._storage, blob, limit=limit, needed_by=self._needed_by) as file:
             if not copied(file, blob, group, tasks, self._memory):
-                self._refuse(file, blob, tasks)
+                self._look_again(file, blob, tasks, limit)
             return file.nbytes
 
-    def _refuse(self, file: Reading, blob: str, tasks: Sequence[Task]) -> None:
-        """Say why a blob is not what its name and its tasks say.
+    def _look_again(self, file: Reading, blob: str, tasks: Sequence[Task], limit: int) -> None:
+        """Copy a packed blob's rows, or say why a blob is not what its name and its tasks say.
 
         Raises:
-            PackCorrupt, PackTooLarge, PackVersion: always.
+            PackCorrupt, PackTooLarge, PackVersion: it is not.
+            ExtraMissing: it is packed, and zstandard is not installed.
         """
         path = f"{self._storage.location}/{blob_name(blob)}"
         data = bytearray(file.nbytes)
         file.read_into(data)
         check_digest(data, blob, path)
+        if is_packed(data):
+            data = unpacked(data, path, limit=limit)
+            group = tasks[0].target.group
+            raw = MemoryReading(path, data)
+            if copied(raw, digest(data).hex(), group, tasks, self._memory):
+                return
         header = header_of(data, path)
         for task in tasks:
             held = check_rows(header, task.target.group, path)
@@ -185,18 +195,20 @@ def opened(storage: Storage, blob: str, *, limit: int, needed_by: str) -> Iterat
 
 
 def read_blob(storage: Storage, blob: str, *, limit: int, needed_by: str) -> bytearray:
-    """A blob's bytes, copied and then verified.
+    """A blob's bytes, copied and then verified; of a packed one the raw blob.
 
     Raises:
         PackMissing: it is not there.
         PackTooLarge: it is longer than `limit`; no memory was taken for it.
         PackCorrupt: its bytes are not those of its name.
+        ExtraMissing: it is packed, and zstandard is not installed.
     """
     with opened(storage, blob, limit=limit, needed_by=needed_by) as file:
         data = bytearray(file.nbytes)
         file.read_into(data)
-    check_digest(data, blob, f"{storage.location}/{blob_name(blob)}")
-    return data
+    path = f"{storage.location}/{blob_name(blob)}"
+    check_digest(data, blob, path)
+    return unpacked(data, path, limit=limit) if is_packed(data) else data
 
 
 def read_states(storage: Storage, state: State, needed_by: str) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from kvplane.pack.limits import BLOCK, DOCUMENT_NBYTES
 from kvplane.pack.reader import Loaded, load_state
 from kvplane.pack.root import open_root
 from kvplane.pack.source import RowSource
-from kvplane.pack.writer import Written, check_present, state_at
+from kvplane.pack.writer import Codec, Written, check_present, state_at
 from kvplane.session import Session
 from kvplane.storage import Storage
 from kvplane.store import KVStore
@@ -64,6 +64,7 @@ def save(
     padding: int = 0,
     tokenizer: str | None = None,
     template: str | None = None,
+    codec: Codec = Codec.RAW,
 ) -> Written:
     """Save a session in a root, which is made where there is none, against other writers.
 
@@ -86,6 +87,7 @@ def save(
             padding=padding,
             tokenizer=tokenizer,
             template=template,
+            codec=codec,
         )
 
 
@@ -114,6 +116,7 @@ def save_session(
     padding: int = 0,
     tokenizer: str | None = None,
     template: str | None = None,
+    codec: Codec = Codec.RAW,
 ) -> Written:
     """Save a session under a name; an older one of that name is replaced at one instant.
 
@@ -129,6 +132,7 @@ def save_session(
         padding: of that sequence, in front: its rows are left out, positions begin behind them.
         tokenizer: recorded, and only warned about when it differs.
         template: likewise.
+        codec: of the blobs of rows that are written.
 
     Raises:
         ArgumentError: a name that cannot be one, or ids that are not one a position.
@@ -159,6 +163,7 @@ def save_session(
                 position=source.position,
                 firsts={group.id: source.first_held(group) for group in session.groups},
                 states=states,
+                codec=codec,
             )
             saved = SavedSession(
                 state=state,

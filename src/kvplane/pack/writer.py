@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from torch import Tensor
@@ -20,7 +21,15 @@ from kvplane.pack.limits import SPANS, TOKENS, WRITERS
 from kvplane.pack.source import RowSource
 from kvplane.pack.spans import overlapping, planned, rounded_down
 from kvplane.pack.state import GroupRows, Numerics, State
+from kvplane.pack.zstd_bytes import LEAD_NBYTES, is_packed, packed
 from kvplane.storage import Storage
+
+
+class Codec(Enum):
+    """How a blob holds rows: as they are, or packed by zstd."""
+
+    RAW = "raw"
+    ZSTD_BYTES = "zstd-bytes"
 
 
 @dataclass(slots=True)
@@ -63,6 +72,7 @@ def state_at(
     position: int,
     firsts: Mapping[str, int],
     states: Mapping[str, Tensor] | None = None,
+    codec: Codec = Codec.RAW,
 ) -> tuple[State, Written]:
     """Put every blob that a state needs, and name them.
 
@@ -74,6 +84,7 @@ def state_at(
         position: the state's.
         firsts: by group id, the oldest row that it needs.
         states: of recurrent and convolution layers at that position.
+        codec: of the blobs of rows that are written.
 
     Raises:
         PackTooLarge: more positions or spans than a document holds.
@@ -90,7 +101,7 @@ def state_at(
     if total > SPANS:
         raise PackTooLarge(what="spans", limit=SPANS, got=total)
     pieces = [part for plan in plans.values() for part in plan if isinstance(part, Piece)]
-    blobs = dict(zip(pieces, _put_all(pieces, source, storage, written, lease), strict=True))
+    blobs = dict(zip(pieces, _put_all(pieces, source, storage, written, lease, codec), strict=True))
     groups = {
         group.id: GroupRows(
             first=firsts[group.id],
@@ -157,15 +168,30 @@ def _known(
 
 
 def _is_long(storage: Storage, blob: str, *, nbytes: int) -> bool:
-    """Whether a blob is there with more than so many bytes: its header's come on top."""
+    """Whether a blob is there with more than so many bytes: its header's come on top.
+
+    A packed one is shorter, and was compared with its digest when it was read or written.
+    """
     try:
-        return storage.size(blob_name(blob)) > nbytes
+        if storage.size(blob_name(blob)) > nbytes:
+            return True
+        lead = bytearray(LEAD_NBYTES)
+        with storage.reading(blob_name(blob)) as file:
+            if file.nbytes <= len(lead):
+                return False
+            file.read_into(lead)
+        return is_packed(lead)
     except StorageMissing:
         return False
 
 
 def _put_all(
-    pieces: Sequence[Piece], source: RowSource, storage: Storage, written: Written, lease: Lease
+    pieces: Sequence[Piece],
+    source: RowSource,
+    storage: Storage,
+    written: Written,
+    lease: Lease,
+    codec: Codec,
 ) -> list[str]:
     """The blobs of the pieces, each in the storage; the session's ledger knows them."""
     memory = ThreadBuffer()
@@ -177,6 +203,8 @@ def _put_all(
             for layer in piece.group.layers
         }
         data = row_blob(piece.group, piece.put.start, rows, memory=memory)
+        if codec is Codec.ZSTD_BYTES:
+            data = packed(data) or data
         return _store(storage, data, written)
 
     if len(pieces) < WRITERS:

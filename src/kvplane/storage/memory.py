@@ -125,7 +125,7 @@ class MemoryStorage:
 class MemoryReading:
     """The bytes that were stored under a name when it was opened."""
 
-    def __init__(self, name: str, data: bytes) -> None:
+    def __init__(self, name: str, data: bytes | bytearray) -> None:
         self._name = name
         self._data = data
         self.nbytes = len(data)
