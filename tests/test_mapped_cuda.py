@@ -201,6 +201,31 @@ def test_pages_that_cannot_be_had_leave_the_span_as_it_was():
     assert b"a" == read(forked, 0, 1) == read(span, 0, 1)
 
 
+def test_a_copy_that_cannot_be_mapped_leaves_the_shared_page_where_it_was(monkeypatch):
+    driver = PagedDriver()
+    home = arena(driver)
+    span = home.reserve(2 * PAGE, ring=False)
+    written(span, 0, b"a")
+    forked = home.fork().reserve(2 * PAGE, ring=False)
+    forked.share(span, [range(1)])
+    addresses, times = forked._range, []
+
+    def refused(first, shown):
+        times.append(first)
+        if len(times) == 1:
+            raise MemoryUnavailable("no mapping left")
+        type(addresses).map(addresses, first, shown)
+
+    monkeypatch.setattr(addresses, "map", refused)
+    with pytest.raises(MemoryUnavailable):
+        written(forked, 0, b"b")
+
+    assert b"a" == read(forked, 0, 1) == read(span, 0, 1)
+    assert 1 == driver.num_pages
+    written(forked, 0, b"b")
+    assert (b"a", b"b") == (read(span, 0, 1), read(forked, 0, 1))
+
+
 def test_a_page_ahead_that_cannot_be_had_is_no_error_yet():
     driver = PagedDriver(limit=1)
     span = arena(driver).reserve(2 * PAGE, ring=False)

@@ -144,7 +144,7 @@ def together(place: int, stop: int) -> int:
     The last page is where forks part: by itself, it is copied by itself.
     """
     count = LARGEST
-    while count > 1 and (place % count or place + count >= stop):
+    while count > 1 and place + count >= stop:
         count //= 2
     return count
 
