@@ -169,6 +169,14 @@ def test_what_no_graph_can_serve_is_refused():
     recording.record(on=True)
     with pytest.raises(ArgumentError, match="not recording"):
         DecodeGraph(model, recording).step([3])
+    wished = cache.fork()
+    wished.wish([wished.seen + 1])
+    graph = DecodeGraph(model, wished)
+    with pytest.raises(ArgumentError, match="no cut next"):
+        graph.step([3])
+    called(model, wished, [[3]])
+    assert list(wished.session.captures) == [len(PROMPT) + 1]
+    graph.step([4])
     model.set_attn_implementation("eager")
     view = HybridCache(model)
     called(model, view, [PROMPT])

@@ -78,7 +78,7 @@ class GraphedForward:
 
 def _is_plain(cache: HybridCache, ids: object, kwargs: dict[str, Any]) -> bool:
     """Whether a call is one token a sequence, after others, and asks for logits alone."""
-    if not cache.graphs or not cache.is_whole or cache.is_recording:
+    if not cache.graphs or not cache.is_plain:
         return False
     if not isinstance(ids, Tensor):
         return False

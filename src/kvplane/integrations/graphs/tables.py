@@ -84,7 +84,6 @@ class Tables:
         if [each() for each in self._sessions] != list(sessions):
             self._bases.copy_(torch.tensor(self._addresses(sessions), dtype=torch.int64))
             self._sessions = [ref(session) for session in sessions]
-            self._mirror = []
         wanted = [dict(session.cursors) for session in sessions]
         if self._mirror != wanted:
             self.write(sessions)

@@ -62,8 +62,10 @@ class HostCache(Cache):
             KVPlaneError: as in `Chart.write`. The cache is as it was.
         """
         session = self._chart.session
-        if session is None or self._stateful or self.is_recording:
-            expected = "one that has read a prompt, of store layers alone, not recording"
+        if session is None or not self.is_plain:
+            expected = (
+                "one that has read a prompt, of store layers alone, not recording, no cut next"
+            )
             raise ArgumentError(argument="cache", expected=expected, got="another")
         sizes = (session.num_sequences, 0, 1, 0)
         like = torch.empty(sizes, dtype=session.plan.dtype, device=session.plan.device)
@@ -72,9 +74,10 @@ class HostCache(Cache):
         step.written_on_device()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every layer that keeps something is the store's."""
-        return not self._stateful
+    def is_plain(self) -> bool:
+        """Whether the next token leaves nothing but its rows: no states, journals or captures."""
+        chart = self._chart
+        return not (self._stateful or chart.recording or self.seen + 1 in chart.wished)
 
     def take_back_token(self) -> None:
         """Take the step back, as if its call had never been."""
