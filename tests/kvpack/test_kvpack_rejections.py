@@ -1,5 +1,6 @@
 """What a reader of kvpack v1 refuses, and by which category."""
 
+import hashlib
 import struct
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,9 @@ from kvplane.kvpack import (
     decode_pack,
     decode_schema,
     encode_frame,
+    packfile,
 )
+from kvplane.kvpack.manifest import manifest_id
 from kvplane.kvpack.wire import LEGACY_MAGICS
 
 FIXTURE = suites.fixture()
@@ -187,6 +190,43 @@ def test_each_field_of_a_pack_is_checked(field):
     offset, form, value, expected = PACK_FIELDS[field]
 
     assert expected == category(read, changed(data, offset, struct.pack(form, value)))
+
+
+def sealed_anew(manifest, name):
+    """The fixture's pack with another manifest of its size, under an id, sealed by who has the key."""
+    header = bytearray(FIXTURE.pack[:4096])
+    header[88:120] = name
+    header[148:180] = bytes(32)
+    header[148:180] = hashlib.sha256(header).digest()
+    footer = bytearray(FIXTURE.pack[-4096:])
+    footer[48:80] = name
+    footer[80:112] = packfile._authentication(suites.keys(), bytes(header), manifest, 7)
+    return bytes(header) + manifest + bytes(footer)
+
+
+@pytest.mark.parametrize(
+    ("offset", "new"), [(12, b"\x02" * 32), (44, b"\x06" + bytes(7))], ids=["tenant", "epoch"]
+)
+def test_a_sealed_pack_of_anothers_manifest_is_refused(offset, new):
+    manifest = changed(FIXTURE.manifest.encoded(), offset, new)
+    pack = sealed_anew(manifest, manifest_id(manifest))
+
+    assert "semantics" == category(FILES["pack"][1], pack)
+
+
+def test_a_sealed_pack_whose_manifest_has_another_id_is_refused():
+    manifest = FIXTURE.manifest.encoded()
+    pack = sealed_anew(manifest, manifest_id(b"another"))
+
+    assert FIXTURE.pack == sealed_anew(manifest, manifest_id(manifest))
+    assert "checksum" == category(FILES["pack"][1], pack)
+
+
+def test_a_count_that_cannot_be_is_refused_before_any_entry_is_read():
+    data = OBJECTS["family"][0]
+    claims = changed(changed(data, ENUMS, b"\x0a\x00"), 116, struct.pack("<I", 65_536))
+
+    assert "truncated" == category(decode_family, claims)
 
 
 @pytest.mark.parametrize("name", FILES)
