@@ -39,10 +39,10 @@ def output(capsys):
 
 
 class Receiver:
-    """`kvplane receive` in another process, with a home of its own."""
+    """A command that listens, in another process, with a home of its own."""
 
-    def __init__(self, home, *arguments):
-        command = [sys.executable, "-m", "kvplane.cli", "receive", *map(str, arguments)]
+    def __init__(self, home, *arguments, command="receive"):
+        command = [sys.executable, "-m", "kvplane.cli", command, *map(str, arguments)]
         environment = {**os.environ, "KVPLANE_HOME": str(home), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, env=environment, stderr=subprocess.PIPE, text=True
@@ -120,6 +120,30 @@ def test_a_session_goes_on_where_it_was_sent_strangers_are_refused_and_a_longer_
     whole = said("run", "--session", "notes", "--max-new-tokens", 9)
     monkeypatch.setenv("KVPLANE_HOME", str(there))
     assert whole == said("run", "--session", "copy", "--max-new-tokens", 9)
+
+
+def test_a_prompt_that_another_machine_reads_is_answered_alike(here, tmp_path, said):
+    whole = said("run", TEXT, "--max-new-tokens", 20)
+    prefill = Receiver(
+        tmp_path / "there",
+        *("--listen", f"unix:{tmp_path}/s", "--max-context", 720, "--number", 3),
+        command="prefill",
+    )
+    there = ("--prefill-from", prefill.address)
+    said("run", TEXT * 2, *there, "--max-new-tokens", 2, code=REFUSED)
+    refused = said.notes
+    answered = said("run", TEXT, *there, "--session", "notes", "--max-new-tokens", 20)
+    notes = said.notes
+    said("run", TEXT, *there, "--dtype", "float16", code=REFUSED)
+    told = prefill.end()
+
+    assert "a REQUEST is 5604, the limit is 2880" in told
+    assert "kvplane: " in refused
+    assert whole == answered
+    assert f"700 of 701 tokens read by unix:{tmp_path}/s" in notes
+    assert "dtype: the receiver has 'float16', the sender 'float32'" in said.notes
+    assert "read and sent 700 tokens" in told
+    assert ["notes"] == session_names(open_root(here))
 
 
 def test_a_dry_run_says_the_plan_in_bytes(here, said):

@@ -125,6 +125,21 @@ def test_a_peer_that_is_gone_is_lost(links):
         near.write([bytes(1 << 20)] * 64, Clock(5, 5))
 
 
+def test_a_link_that_this_side_closed_is_lost(links):
+    near, _ = links
+    near.close()
+    near.close()
+    near.finish(linger_s=0.01)
+    buffer = memoryview(bytearray(1))
+    for use in (
+        lambda: near.read_into([buffer], Clock(5, 5)),
+        lambda: near.write([b"x"], Clock(5, 5)),
+        lambda: near.poll([buffer]),
+    ):
+        with pytest.raises(LinkLost):
+            use()
+
+
 def test_a_look_takes_what_is_there_and_does_not_wait(links):
     near, far = links
     buffer = bytearray(8)

@@ -241,6 +241,20 @@ def test_both_schedules_bring_the_same_rows():
         assert tiny.equal(expected, tiny.live_bytes(received.session))
 
 
+@pytest.mark.parametrize("side", ["sending", "filling", "both"])
+def test_rows_that_no_link_reaches_as_they_lie_are_copied(side, monkeypatch):
+    # as those of another device
+    for each in ("sending", "filling"):
+        if side in {each, "both"}:
+            monkeypatch.setattr(f"kvplane.transfer.{each}.is_direct", lambda _: False)
+    model = HybridModel(8, 300, 40, dtype="float16")
+    session = model.store(memory="heap").open([])
+    model.prefill(session, text(700))
+    received = moved(session, model.store(memory="heap"), sender={"schedule": "chapter"})
+
+    assert tiny.equal(tiny.live_bytes(session), tiny.live_bytes(received.session))
+
+
 def test_provenance_travels():
     model = HybridModel(4, 32)
     session = model.store().open([])

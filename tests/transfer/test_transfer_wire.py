@@ -172,6 +172,16 @@ def test_a_digest_is_of_a_kind_a_number_a_length_and_a_key():
     assert digest_of(KEY, header, [b"rows"]) == digest_of(KEY, header, [b"ro", b"ws"])
 
 
+@pytest.mark.parametrize("place", [1, 2, 5, 6])
+def test_only_rows_have_a_number(stream, place):
+    frames = frames_of(stream)
+    frame = frames[place]
+    kind = header_of(frame[:HEADER_NBYTES]).kind
+    numbered = sealed(KEY, kind, frame[HEADER_NBYTES:-DIGEST_NBYTES], number=1)
+
+    assert f"{kind.name} has the number 1" == str(fails(b"".join([*frames[:place], numbered])))
+
+
 def test_fewer_ids_than_were_announced_are_refused(stream):
     frames = frames_of(stream)
     fewer = sealed(KEY, Kind.IDS, frames[2][HEADER_NBYTES : HEADER_NBYTES + 4])
@@ -259,7 +269,7 @@ def test_a_frame_that_comes_twice_is_harmless_only_when_it_is_rows(stream, numbe
 
 @pytest.mark.parametrize(
     ("place", "value", "error"),
-    [(0, 0x4C, TransferVersion), (4, 2, TransferVersion), (5, 10, TransferCorrupt)],
+    [(0, 0x4C, TransferVersion), (4, 2, TransferVersion), (5, 11, TransferCorrupt)],
     ids=["magic", "version", "kind"],
 )
 def test_a_peer_of_another_kind_is_refused_at_its_first_bytes(stream, place, value, error):

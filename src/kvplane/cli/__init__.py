@@ -23,6 +23,7 @@ COMMANDS = (
     ("doctor", "kvplane.cli.doctor:doctor", "What is installed and used; a short self-test."),
     ("footprint", "kvplane.cli.footprint:footprint", "Bytes that a model's sessions take."),
     ("inspect", "kvplane.cli.inspect:inspect", "A page about a saved session or a cut."),
+    ("prefill", "kvplane.cli.prefill:prefill", "Read prompts for machines that answer them."),
     ("receive", "kvplane.cli.receive:receive", "Take a session from another machine; save it."),
     ("run", "kvplane.cli.run:run", "Read a prompt and say what follows; keep the session."),
     ("send", "kvplane.cli.send:send", "Send a saved session to another machine."),

@@ -11,6 +11,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from kvplane.cli.asking import Asking
+from kvplane.cli.links import identity_of
 from kvplane.cli.memory import check_memory
 from kvplane.cli.output import human
 from kvplane.errors import ArgumentError, ContextFull, PositionError
@@ -57,6 +59,11 @@ def run(
     max_context: int | None = None,
     prompt_cache: str | None = None,
     strict: bool = False,
+    prefill_from: str | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    authority: Path | None = None,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
     stats: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Read a prompt and say what follows; with --session, go on where it stopped.
@@ -77,6 +84,12 @@ def run(
         max_context: Positions end below it; the model's own unless given.
         prompt_cache: A root of prefixes: a prompt that begins like an earlier one reuses it.
         strict: Reuse only rows that a cold run would have bit for bit.
+        prefill_from: host:port, or unix: and a path, of a `kvplane prefill` that reads a new
+            session's prompt but for its last token; nothing is reused then.
+        certificate: PEM file, for TLS with it.
+        key: PEM file of its private key.
+        authority: PEM file of whom its certificate must be from.
+        insecure: Send the prompt to another machine in plain bytes.
         stats: Print what was reused, wraps, bytes and rates to stderr.
     """
     from kvplane.integrations.transformers import loading  # noqa: PLC0415 - torch, seconds
@@ -99,7 +112,11 @@ def run(
         named = loading.load_model(model, dtype=dtype, device=device)
         prefixes = None if prompt_cache is None else PrefixCache(prompt_cache, named.fingerprint)
         talk = converse(named, prefixes=prefixes, max_context=max_context)
-        _read(talk, place, text, strict=strict)
+        ask = None
+        if prefill_from is not None:
+            identity = identity_of(certificate, key, authority)
+            ask = Asking(prefill_from, identity, insecure=insecure)
+        _read(talk, place, text, strict=strict, ask=ask)
         _say(
             talk,
             place,
@@ -124,13 +141,22 @@ def _text(file: Path | None) -> str:
         raise ArgumentError(argument="file", expected="a readable text", got=str(error)) from error
 
 
-def _read(talk: "Conversation", place: "Place | None", text: str, *, strict: bool) -> None:
+def _read(
+    talk: "Conversation",
+    place: "Place | None",
+    text: str,
+    *,
+    strict: bool,
+    ask: "Asking | None",
+) -> None:
     notes = _notes()
     words = talk.named.words
     ids = [*words.begin, *words.encode(text)]
     whole = ids
     if place is not None and place.is_saved:
         ids = _gone_on(talk, place, ids, notes)
+    elif ask is not None and len(ids) > 1:
+        ask.fill(talk, ids, notes)
     else:
         talk.begin(ids, strict=strict)
     if not ids:

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     CONFIRM = 7
     REFUSE = 8
     ABORT = 9
+    REQUEST = 10
 
 
 _KINDS = frozenset(map(int, Kind))

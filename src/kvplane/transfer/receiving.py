@@ -145,7 +145,7 @@ class Receiving:
 
     def _place(self, header: Header) -> Place:
         kind = header.kind
-        if kind not in _NEXT[self._state] and (kind not in _ENDS or self._state == "hello"):
+        if kind not in _NEXT[self._state] and kind not in _ENDS:
             raise TransferCorrupt(what=f"{kind.name} came where {self._state} is due")
         if kind is Kind.SEGMENT:
             return self._place_rows(header)

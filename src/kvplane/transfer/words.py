@@ -6,6 +6,7 @@ CLOSE     digest                    over the digests of all segments
 CONFIRM   tokens                    both sides: how many the receiver can use now
 REFUSE    field, expected, got      one side does not take what the other states
 ABORT     reason                    one side gives up
+    REQUEST   ids                  before the hellos: a receiver asks to be sent these
 """
 
 import secrets

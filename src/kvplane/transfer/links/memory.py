@@ -68,6 +68,8 @@ class MemoryLink:
     def poll(self, buffers: Sequence[memoryview]) -> int:
         """As in `Link`."""
         with self._into.changed:
+            if self._into.ended and not self._into.held:
+                raise LinkLost(link=self.name, what="the peer is gone")
             return self._moved(buffers)
 
     def _moved(self, buffers: Sequence[memoryview]) -> int:

@@ -34,8 +34,8 @@ class SocketLink:
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         place = 0
         while place < len(views):
-            self._set_wait(clock)
             try:
+                self._set_wait(clock)
                 sent = self._send(views[place : place + VECTOR])
             except TimeoutError:
                 raise clock.expired(self.name) from None
@@ -49,8 +49,8 @@ class SocketLink:
 
     def read_into(self, buffers: Sequence[memoryview], clock: Clock) -> int:
         """As in `Link`."""
-        self._set_wait(clock)
         try:
+            self._set_wait(clock)
             count = self._receive(buffers)
         except TimeoutError:
             raise clock.expired(self.name) from None
@@ -70,8 +70,9 @@ class SocketLink:
             count = self._receive(buffers)
         except (BlockingIOError, ssl.SSLWantReadError):
             return 0
-        except OSError as error:
-            raise self._lost(error) from error
+        except (OSError, ValueError) as error:
+            # a closed socket has no number to look at
+            raise LinkLost(link=self.name, what=str(error)) from error
         if not count:
             raise LinkLost(link=self.name, what="the peer closed the connection")
         return count
