@@ -193,7 +193,7 @@ def test_each_field_of_a_pack_is_checked(field):
 
 
 def sealed_anew(manifest, name):
-    """The fixture's pack with another manifest of its size, under an id, sealed by who has the key."""
+    """The fixture's pack with another manifest of its size and an id, sealed with the key."""
     header = bytearray(FIXTURE.pack[:4096])
     header[88:120] = name
     header[148:180] = bytes(32)
