@@ -98,7 +98,10 @@ class Fed:
 
     def end(self):
         """Whether nothing of it is left when it gives up."""
+        # not collected before it is looked at
+        builder = self.filling._builder
         self.filling.abandon()
+        assert builder is None or builder._session.closed
         return self.store.sessions == [] and self.store.account.held == 0
 
 
