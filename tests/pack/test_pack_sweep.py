@@ -1,5 +1,6 @@
 """Keeping house: what a sweep deletes, what it never does, and what a budget drops first."""
 
+import fcntl
 import os
 import random
 import time
@@ -276,13 +277,18 @@ def test_impossible_limits_are_refused(root, clock, options):
 
 def test_what_dead_writers_left_goes_after_a_day(tmp_path):
     storage = make_root(str(tmp_path / "root"))
-    old, new = (Path(storage.location) / ".tmp" / name for name in ("old", "new"))
-    for file in (old, new):
+    folder = Path(storage.location) / ".tmp"
+    old, held, new = (folder / name for name in ("old", "held", "new"))
+    for file in (old, held, new):
         file.write_bytes(b"half")
-    os.utime(old, (1, 1))
+    for file in (old, held):
+        os.utime(file, (1, 1))
+    with held.open("rb") as writer:
+        # as its writer does for as long as it lives
+        fcntl.flock(writer, fcntl.LOCK_EX)
 
-    assert 1 == sweep(storage).temporaries
-    assert [False, True] == [old.exists(), new.exists()]
+        assert 1 == sweep(storage).temporaries
+    assert [False, True, True] == [file.exists() for file in (old, held, new)]
 
 
 def test_what_a_sweeper_that_died_had_moved_aside_is_put_back(root, clock):

@@ -201,9 +201,21 @@ class LocalStorage:
             for part, is_folder in self._system.entries(folder):
                 with suppress(FileNotFoundError):
                     if not is_folder and self._system.stat(folder, part).st_mtime < before:
-                        self._system.unlink(folder, part)
-                        cleared += 1
+                        cleared += self._clear(folder, part)
         return cleared
+
+    def _clear(self, folder: int, part: str) -> bool:
+        """Whether a temporary was a dead writer's, and is gone."""
+        file = self._system.open_read(folder, part)
+        try:
+            self._system.lock(file)
+            self._system.unlink(folder, part)
+        except BlockingIOError:
+            # who writes it lives
+            return False
+        finally:
+            self._folders.close(file)
+        return True
 
     @contextmanager
     def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:
