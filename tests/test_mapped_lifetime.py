@@ -49,13 +49,13 @@ def torn(session, fork):
 ENDS = (closed, closed_in_turn, dropped, torn)
 
 
-def test_ten_thousand_sessions_opened_forked_and_dropped_leave_nothing():
+def many_lives():
+    """Sessions that are opened, forked and dropped, half of them forks of one that stays."""
     store = tiny.store(4, None, memory="mapped")
     parent = tiny.filled(store.open(), 7)
 
     def lives(count):
         for number in range(count):
-            # half are forks of one that stays
             session = parent.fork() if number % 2 else store.open()
             tiny.put(session, range(session.position, session.position + 3))
             fork = session.fork()
@@ -74,10 +74,16 @@ def test_ten_thousand_sessions_opened_forked_and_dropped_leave_nothing():
     # a few of the interpreter's own come and go
     assert abs(after[1] - mappings) <= 8
     assert after[2] - nbytes < 4 << 20
-    assert os.fstat(parent.arena.held()[0]).st_size == file_nbytes
+    # as many more places as sessions that wait for the collector together
+    assert os.fstat(parent.arena.held()[0]).st_size - file_nbytes < 1 << 20
     assert [parent] == store.sessions
     assert store.account.held == (4 + 7) * 16
     assert list(range(7)) == tiny.held(parent, 1)
+
+
+def test_ten_thousand_sessions_opened_forked_and_dropped_leave_nothing():
+    # what other tests leave to the allocator is not theirs
+    run("import test_mapped_lifetime; test_mapped_lifetime.many_lives()")
 
 
 def test_a_chain_of_forks_whose_parents_are_closed_holds_one_history():
