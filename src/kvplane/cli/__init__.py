@@ -17,6 +17,7 @@ INTERRUPTED = 130
 
 # name, where the function is, what lists say: text here, so that a list imports no command
 COMMANDS = (
+    ("bench", "kvplane.cli.bench:bench", "Measure this machine, from a checkout."),
     ("chat", "kvplane.cli.chat:chat", "Talk to a model that has a chat template."),
     ("completion", "kvplane.cli.completion:completion", "Print a shell's completion script."),
     ("demo", "kvplane.cli.demo:demo", "Stop, resume and fork a hybrid model, bits compared."),
