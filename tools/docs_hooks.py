@@ -1,16 +1,30 @@
-"""What mkdocs asks for while it builds: the commands' own help, so that it cannot drift."""
+"""What mkdocs asks for while it builds: what would drift, were it written down."""
 
 import contextlib
 import io
 import os
+from pathlib import Path
 from unittest import mock
 
-MARK = "<!-- commands -->"
+BENCHMARKS = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Put every command's help where a page asks for it."""
-    return markdown.replace(MARK, helps()) if MARK in markdown else markdown
+    """Put commands' help, and the list of pages that benches wrote, where a page asks for them."""
+    for mark, make in (("<!-- commands -->", helps), ("<!-- benchmarks -->", pages)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
+    return markdown
+
+
+def pages(folder: Path = BENCHMARKS) -> str:
+    """Every page that a bench wrote, by its title, as a Markdown list."""
+    lines = []
+    for path in sorted(folder.glob("*.md")):
+        if path.name != "index.md":
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            lines.append(f"* [{title}]({path.name})")
+    return "\n".join(lines)
 
 
 def helps() -> str:
