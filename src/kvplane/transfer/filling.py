@@ -31,6 +31,8 @@ WORKERS = 1
 class Filling:
     """Takes one transfer into a store; nothing is visible before `finish`.
 
+    A segment that comes again goes to the same place: when its bytes are others, all is refused.
+
     Args:
         store: where the session will be.
         fingerprint: parts of the model's that will go on.
@@ -53,7 +55,7 @@ class Filling:
         self._builder: SessionBuilder | None = None
         self._opening: Opening | None = None
         self._key = b""
-        self._segments: list[Segment] = []
+        self._segments: dict[int, Segment] = {}
         self._planes: dict[int, PlaneBytes] = {}
         self._pool = ThreadPoolExecutor(WORKERS)
         self._under_way: deque[Future[None]] = deque()
@@ -147,13 +149,12 @@ class Filling:
             and segment.group.dtype == plan.geometry.dtype
         )
 
-    def place(self, segment: Segment, *, again: bool) -> Place:
+    def place(self, segment: Segment) -> Place:
         """As in `Taker`."""
-        if not again:
-            for layer in segment.layers:
-                # their pages are there from here on
-                self._made().rows(layer, segment.first, segment.stop)
-        if again or not self._is_direct(segment):
+        for layer in segment.layers:
+            # their pages are there from here on
+            self._made().rows(layer, segment.first, segment.stop)
+        if not self._is_direct(segment):
             spare = self._spare.get()
             if spare is None or spare.nbytes < segment.nbytes:
                 spare = np.empty(segment.nbytes, dtype=np.uint8)
@@ -174,39 +175,35 @@ class Filling:
             raise TransferCorrupt(what="no opening came")
         return self._builder
 
-    def arrived(self, segment: Segment, frame: Frame, *, again: bool) -> None:
+    def arrived(self, segment: Segment, frame: Frame) -> None:
         """As in `Taker`; what was found wrong with earlier ones is raised here too."""
-        direct = not again and self._is_direct(segment)
-        runs = {} if again else {layer: self._runs(layer, segment) for layer in segment.layers}
-        self._under_way.append(
-            self._pool.submit(self._keep, segment, frame, runs=runs, direct=direct)
-        )
-        if not again:
-            self._segments.append(segment)
+        keep = self._check if self._is_direct(segment) else self._store_rows
+        self._under_way.append(self._pool.submit(keep, segment, frame))
+        self._segments[segment.number] = segment
         while self._under_way and self._under_way[0].done():
             self._under_way.popleft().result()
 
-    def _keep(
-        self, segment: Segment, frame: Frame, *, runs: Mapping[int, Sequence[range]], direct: bool
-    ) -> None:
+    def _check(self, segment: Segment, frame: Frame) -> None:
+        """Verify rows that lie where they belong."""
+        del segment
+        frame.check(self._key)
+
+    def _store_rows(self, segment: Segment, frame: Frame) -> None:
+        """Verify rows that lie elsewhere, and copy them to where they belong."""
+        data = np.frombuffer(frame.body[0], dtype=np.uint8)
         try:
             frame.check(self._key)
-            if direct or not runs:
-                return
-            data = torch.from_numpy(np.frombuffer(frame.body[0], dtype=np.uint8))
-            for layer, rows in zip(
-                segment.layers, layers_of(data, len(segment.layers)), strict=True
-            ):
+            parts = layers_of(torch.from_numpy(data), len(segment.layers))
+            for layer, rows in zip(segment.layers, parts, strict=True):
                 stored(
                     self._made().planes[layer],
-                    runs[layer],
+                    self._runs(layer, segment),
                     rows,
                     segment.group,
                     layout=self._layout(segment),
                 )
         finally:
-            if not direct:
-                self._spare.put(np.frombuffer(frame.body[0], dtype=np.uint8))
+            self._spare.put(data)
 
     def finish(self) -> int:
         """As in `Taker`."""
@@ -214,7 +211,7 @@ class Filling:
             self._under_way.popleft().result()
         self._pool.shutdown()
         builder = self._made()
-        for segment in self._segments:
+        for segment in self._segments.values():
             for layer in segment.layers:
                 builder.filled(layer, segment.first, segment.stop)
         self.session = builder.finish()

@@ -69,12 +69,12 @@ class Taker(Protocol):
         """
         ...
 
-    def place(self, segment: Segment, *, again: bool) -> Place:
-        """Where a segment's bytes go; when it comes again, to where they are only compared."""
+    def place(self, segment: Segment) -> Place:
+        """Where a segment's bytes go."""
         ...
 
-    def arrived(self, segment: Segment, frame: Frame, *, again: bool) -> None:
-        """Verify a segment and keep its rows, now or later."""
+    def arrived(self, segment: Segment, frame: Frame) -> None:
+        """Verify a segment and keep its rows, now or later; one that came again once more."""
         ...
 
     def finish(self) -> int:
@@ -162,12 +162,11 @@ class Receiving:
             raise TransferTooLarge(
                 what=f"segment {segment.number}", limit=segment.nbytes, got=header.nbytes
             )
-        again = self._digests[segment.number] is not None
-        if again:
+        if self._digests[segment.number] is not None:
             self._num_again += 1
             if self._num_again > len(self._digests):
                 raise TransferCorrupt(what="more segments came again than there are")
-        return self._taker.place(segment, again=again)
+        return self._taker.place(segment)
 
     def _segment(self, number: int) -> Segment:
         segments = () if self.schedule is None else self.schedule.segments
@@ -216,7 +215,7 @@ class Receiving:
         before = self._digests[segment.number]
         if before is not None and before != frame.digest:
             raise TransferCorrupt(what=f"segment {segment.number} came again with other bytes")
-        self._taker.arrived(segment, frame, again=before is not None)
+        self._taker.arrived(segment, frame)
         if before is None:
             self._digests[segment.number] = frame.digest
             self.num_arrived += 1
