@@ -131,7 +131,7 @@ class Plane:
 
     def store(self, runs: Sequence[range], key: Tensor, value: Tensor) -> None:
         """Copy `[batch, tokens, kv_head, dim]` into rows, in the order of `runs`."""
-        store_of(self.key.device.type)(self, runs, key, value)
+        store_of(self.key.device.type)(self, self.runs(runs), key, value)
 
     def spans(self, runs: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
         """Views of the rows, `[batch, rows, kv_head, dim]`, one for each run this memory needs."""

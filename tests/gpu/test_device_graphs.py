@@ -97,6 +97,26 @@ def test_a_refused_step_has_run_nothing_and_changed_nothing():
         graph.step([7])
 
 
+def test_tables_are_written_only_when_they_say_something_else(monkeypatch):
+    from kvplane.integrations.graphs import DecodeGraph
+
+    model = muse()
+    cache = filled(model)
+    graph = DecodeGraph(model, cache)
+    written = []
+    write = graph._tables.write
+    monkeypatch.setattr(graph._tables, "write", lambda each: (written.append(1), write(each)))
+    graph.step([5])
+    count = len(written)
+    for token in (6, 7):
+        graph.step([token])
+    assert len(written) == count
+    cache.crop(-1)
+    graph.step([8])
+
+    assert len(written) == count + 1
+
+
 def test_a_step_that_is_taken_back_leaves_the_position_and_what_it_needs():
     from kvplane.integrations.graphs import DecodeGraph
 
