@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvplane.snapshot import Snapshot
     from kvplane.step import Step
     from kvplane.store import KVStore
+    from kvplane.transfer import receive, send
     from kvplane.view import View
 
 _HOMES = {
@@ -46,6 +47,8 @@ _HOMES = {
     "Snapshot": "snapshot",
     "Step": "step",
     "View": "view",
+    "receive": "transfer",
+    "send": "transfer",
 }
 
 __all__ = [
@@ -67,6 +70,8 @@ __all__ = [
     "View",
     "__version__",
     "footprint",
+    "receive",
+    "send",
 ]
 
 

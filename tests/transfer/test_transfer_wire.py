@@ -1,6 +1,7 @@
 """The receiver's side of the wire, fed bytes: whatever comes, nothing or the whole session."""
 
 import contextlib
+import dataclasses
 import itertools
 from unittest import mock
 
@@ -16,6 +17,7 @@ from kvplane.transfer import (
     TransferAborted,
     TransferCorrupt,
     TransferIncomplete,
+    TransferRefused,
     TransferTooLarge,
     TransferUnconfirmed,
     TransferVersion,
@@ -30,6 +32,7 @@ from kvplane.transfer.frames import (
     header_of,
     sealed,
 )
+from kvplane.transfer.opening import Opening
 from kvplane.transfer.receiving import Receiving
 from kvplane.transfer.words import (
     FIRST_KEY,
@@ -183,6 +186,20 @@ def test_only_rows_have_a_number(stream, place):
     numbered = sealed(KEY, kind, frame[HEADER_NBYTES:-DIGEST_NBYTES], number=1)
 
     assert f"{kind.name} has the number 1" == str(fails(b"".join([*frames[:place], numbered])))
+
+
+def test_the_ids_of_a_session_that_does_not_fit_are_not_waited_for(stream):
+    opening = Opening.decoded(frames_of(stream)[1][HEADER_NBYTES:-DIGEST_NBYTES])
+    cursors = {
+        name: (1 << 20, 1 << 20, 0, 0) if name.startswith("f0") else (4, 4, (1 << 20) - 4, 0)
+        for name in opening.cursors
+    }
+    far = dataclasses.replace(opening, position=1 << 20, cursors=cursors)
+    frames = [frames_of(stream)[0], sealed(KEY, Kind.OPENING, far.encoded())]
+    error = fails(b"".join(frames))
+
+    assert isinstance(error, TransferRefused)
+    assert ("position", "at most 64", 1 << 20) == (error.field, error.expected, error.got)
 
 
 def test_fewer_ids_than_were_announced_are_refused(stream):
