@@ -271,7 +271,8 @@ def test_a_key_comes_from_a_file_never_from_a_word(root, tmp_path, capsys, monke
     assert 0 == command(capsys, *words, "--key-file", key, "--encrypt", "--lossless")[0]
 
 
-def test_commands_copy_between_roots_and_sweep(root, tmp_path, capsys):
+def test_commands_copy_between_roots_and_sweep(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("kvplane.pack.sweep.GRACE_S", 0.01)
     other_root = tmp_path / "other"
     code, said, _ = command(capsys, "pack", "push", other_root, "a", "--root", root, "--json")
     pushed = json.loads(said)

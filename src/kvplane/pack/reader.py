@@ -1,7 +1,6 @@
 """Blobs into a session: copied, then verified on the copy, and visible when all of it is right."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from kvplane.pack.buffers import ThreadBuffer
 from kvplane.pack.encoding import digest
 from kvplane.pack.lease import Lease
 from kvplane.pack.limits import BLOCK, STATES_NBYTES, WORKERS
+from kvplane.pack.parallel import mapped
 from kvplane.pack.state import State
 from kvplane.pack.stream import copied
 from kvplane.pack.target import Target, Task, tasks_of
@@ -133,12 +133,7 @@ class _Reader:
         by_blob: dict[str, list[Task]] = {}
         for task in tasks:
             by_blob.setdefault(task.span.blob, []).append(task)
-        with ThreadPoolExecutor(WORKERS) as pool:
-            try:
-                nbytes = sum(pool.map(self._read, by_blob.values()))
-            finally:
-                # nobody writes rows any more once this is left
-                pool.shutdown(cancel_futures=True)
+        nbytes = sum(mapped(self._storage, self._read, by_blob.values(), least=WORKERS))
         for task in tasks:
             for layer in task.target.group.layers:
                 self._builder.filled(layer, task.first, task.stop)

@@ -27,6 +27,7 @@ from kvplane.pack.inventory import Document, Kind, blob_of, documents, kind_of
 from kvplane.pack.lease import GRACE_S, LEASE_S, SKEW_S, live_leases
 from kvplane.pack.limits import NODE_NBYTES
 from kvplane.pack.match import node_file
+from kvplane.pack.parallel import mapped
 from kvplane.storage import Storage
 
 # a writer's blob is there before anything names it
@@ -293,9 +294,13 @@ def _aside(file: str) -> str:
 
 
 def _sizes(storage: Storage) -> Iterable[tuple[str, int]]:
-    for file in storage.list():
-        try:
-            yield file, storage.size(file)
-        except StorageMissing:
-            # removed since it was listed
-            continue
+    def size(file: str) -> int | None:
+        with suppress(StorageMissing):
+            return storage.size(file)
+        # removed since it was listed
+        return None
+
+    files = storage.list()
+    for file, nbytes in zip(files, mapped(storage, size, files), strict=True):
+        if nbytes is not None:
+            yield file, nbytes

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from kvplane.pack.content import put_content
 from kvplane.pack.encoding import digest
 from kvplane.pack.lease import Lease
 from kvplane.pack.limits import SPANS, TOKENS, WRITERS
+from kvplane.pack.parallel import mapped
 from kvplane.pack.source import RowSource
 from kvplane.pack.spans import overlapping, planned, rounded_down
 from kvplane.pack.state import GroupRows, Numerics, State
@@ -156,11 +156,12 @@ def _known(
     for span in overlapping(spans, first, stop):
         lengths[span.blob] = max(lengths.get(span.blob, 0), span.stop - span.first)
     row_nbytes = len(group.layers) * group.row_nbytes
-    gone = {
-        blob
-        for blob, length in lengths.items()
-        if not _is_long(storage, blob, nbytes=length * row_nbytes)
-    }
+
+    def is_there(blob: str) -> bool:
+        return _is_long(storage, blob, nbytes=lengths[blob] * row_nbytes)
+
+    there = mapped(storage, is_there, lengths)
+    gone = {blob for blob, good in zip(lengths, there, strict=True) if not good}
     if gone:
         spans = [span for span in spans if span.blob not in gone]
         source.session.ledger.spans[group.id] = spans
@@ -207,14 +208,8 @@ def _put_all(
             data = packed(data) or data
         return _store(storage, data, written)
 
-    if len(pieces) < WRITERS:
-        blobs = list(map(put, pieces))
-    else:
-        with ThreadPoolExecutor(WRITERS) as pool:
-            try:
-                blobs = list(pool.map(put, pieces))
-            finally:
-                pool.shutdown(cancel_futures=True)
+    few = storage.parallel == 1 and len(pieces) < WRITERS
+    blobs = mapped(storage, put, pieces, least=1 if few else WRITERS)
     if source.session.batch is None:
         spans = source.session.ledger.spans
         for piece, blob in zip(pieces, blobs, strict=True):
@@ -263,10 +258,6 @@ def canonical_until(source: RowSource, position: int) -> int:
 
 def check_present(storage: Storage, state: State) -> list[str]:
     """Blobs of a state that are gone since they were named."""
-    gone = []
-    for blob in sorted(state.blobs):
-        try:
-            storage.size(blob_name(blob))
-        except StorageMissing:
-            gone.append(blob)
-    return gone
+    blobs = sorted(state.blobs)
+    there = mapped(storage, lambda blob: storage.exists(blob_name(blob)), blobs)
+    return [blob for blob, good in zip(blobs, there, strict=True) if not good]

@@ -119,6 +119,7 @@ class Storage(Protocol):
     """
 
     location: str  # for people: a folder or a URL
+    parallel: int  # calls that are worth having under way at a time, from as many threads
 
     def read(self, name: str, *, limit: int) -> bytes:
         """All bytes of one version of `name`; its size is checked before memory is taken.

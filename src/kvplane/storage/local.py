@@ -26,6 +26,8 @@ TEMPORARY = ".tmp"
 class LocalStorage:
     """Files below one folder."""
 
+    parallel = 1
+
     def __init__(
         self,
         root: str | os.PathLike[str],

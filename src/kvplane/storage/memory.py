@@ -21,6 +21,7 @@ class MemoryStorage:
     """Bytes by name in a dictionary; `clock` is what `modified` goes by."""
 
     location = "memory"
+    parallel = 1
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

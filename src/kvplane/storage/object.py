@@ -56,7 +56,7 @@ class ObjectStorage:
         """
         del create
         self.location = url.rstrip("/")
-        self._parallel = parallel
+        self.parallel = parallel
         self._client = Client(
             self.location, parallel=parallel, patience=patience or Patience(), store=store
         )
@@ -74,7 +74,7 @@ class ObjectStorage:
     @contextmanager
     def reading(self, name: str) -> Iterator["ObjectReading"]:
         """See Storage.reading."""
-        yield ObjectReading(self._client, check_name(name), parallel=self._parallel)
+        yield ObjectReading(self._client, check_name(name), parallel=self.parallel)
 
     def exists(self, name: str) -> bool:
         """See Storage.exists."""
