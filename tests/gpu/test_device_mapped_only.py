@@ -106,6 +106,7 @@ def test_pages_are_held_as_rows_are_and_everything_is_returned():
 
     assert made.memory().pages_held == 0
     assert given == []
+    del driver.create, driver.release
 
 
 def test_a_graph_captured_before_growth_writes_into_pages_mapped_after():

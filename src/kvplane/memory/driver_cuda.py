@@ -7,6 +7,7 @@ addresses, and addresses can be held without any page. Every call here waits for
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -236,6 +237,16 @@ def _bindings() -> Any:  # noqa: ANN401 - a module
     from cuda.bindings import driver  # noqa: PLC0415 - only where a GPU is used
 
     return driver
+
+
+@cache
+def _driver(number: int) -> CudaDriver:
+    return CudaDriver(torch.device("cuda", number))
+
+
+def driver_of(device: torch.device) -> CudaDriver:
+    """The one driver of a device in this process: its zero pages are held once."""
+    return _driver(_number(device))
 
 
 def _number(device: torch.device) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvplane.errors import MemoryUnavailable
 from kvplane.memory.base import Span
-from kvplane.memory.driver_cuda import AddressSpan, CudaDriver, Driver, why_not
+from kvplane.memory.driver_cuda import AddressSpan, Driver, driver_of, why_not
 from kvplane.memory.heap import HeapSpan
 from kvplane.memory.pages_cuda import (
     Extent,
@@ -350,7 +350,7 @@ class CudaMappedBackend:
 
     def __init__(self, device: torch.device, driver: Driver | None = None) -> None:
         self._device = device
-        self._driver = driver or CudaDriver(device)
+        self._driver = driver or driver_of(device)
         self.page_nbytes = self.ring_page_nbytes = self._driver.page_nbytes
 
     def arena(self) -> CudaMappedArena:
