@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from proxies import Fault, Proxy
 
 from kvplane.cli import REFUSED, main
 from kvplane.integrations.transformers.calls import call
@@ -96,10 +97,15 @@ def test_a_session_goes_on_where_it_was_sent_strangers_are_refused_and_a_longer_
     listen = ("--listen", "127.0.0.1:0", "--session", "copy", "--timeout", 300)
     receiver = Receiver(there, *listen, *options_of(theirs))
     said("send", "notes", "--to", receiver.address, *options_of(strange), code=REFUSED)
-    said("send", "notes", "--to", receiver.address, *options_of(mine), "--timeout", 300)
+    by_tls = (*options_of(mine), "--timeout", 300, "--chunk", 256)
+    with Proxy(receiver.address, there=Fault(cut_after=400_000)) as proxy:
+        said("send", "notes", "--to", proxy.address, *by_tls, code=REFUSED)
+    said("send", "notes", "--to", receiver.address, *by_tls)
     told = receiver.end()
 
     assert "refused: " in told
+    assert " segments are kept for the next try" in told
+    assert " 0 of them before a connection was lost" not in told
     assert "the receiver can use 721 tokens, 0 of which it held" in said.notes
     assert "saved session copy: 721 tokens, 0 of which were here" in told
     saved = [

@@ -10,7 +10,8 @@ from handoffs import handoff, moved, rows_of
 import tiny
 from kvplane import KVStore, Layout
 from kvplane.geometry import ModelGeometry
-from kvplane.transfer import Schedule, TransferRefused, memory_links
+from kvplane.transfer import Schedule, TransferRefused, TransferUnconfirmed, memory_links
+from kvplane.transfer.filling import Filling
 from kvplane.transfer.sending import Sending
 
 
@@ -134,6 +135,18 @@ def test_b88_both_sides_name_the_tokens_that_the_receiver_has(tokens):
     # and it goes on there
     tiny.put(ends.received.session, [tokens])
     assert list(range(max(0, tokens - 7), tokens + 1)) == tiny.held(ends.received.session, 0)
+
+
+def test_b88_a_receiver_that_counts_otherwise_is_an_error_on_both_sides(monkeypatch):
+    finish = Filling.finish
+    monkeypatch.setattr(Filling, "finish", lambda self: finish(self) - 1)
+    target = tiny.store(8, None)
+    ends = handoff(tiny.filled(tiny.store(8, None).open([]), 9), target)
+
+    assert isinstance(ends.sent, TransferUnconfirmed)
+    assert "9 tokens were sent, the receiver can use 8" == str(ends.sent)
+    assert "the peer gave up: 9 tokens were sent, the receiver can use 8" == str(ends.received)
+    assert [] == target.sessions
 
 
 def test_b89_the_payload_is_the_chapters():

@@ -21,7 +21,8 @@ from kvplane.transfer import (
     send,
 )
 from kvplane.transfer.clock import Clock
-from kvplane.transfer.frames import DIGEST_NBYTES, HEADER_NBYTES, header_of
+from kvplane.transfer.frames import DIGEST_NBYTES, HEADER_NBYTES, Kind, header_of, sealed
+from kvplane.transfer.words import FIRST_KEY, Accept, confirm, have, hello, keys_of
 
 ZERO = "0" * 32
 TOKENS = 11
@@ -180,6 +181,53 @@ def test_a_sender_believes_no_byte_that_the_receiver_did_not_say(streams, bit):
     assert not session.guard._lock.locked()
 
 
+def answered(*frames):
+    """What a sender says to a receiver that answers so."""
+    near, far = memory_links(capacity=1 << 24)
+    said = [sealed(FIRST_KEY, Kind.HELLO, hello(ZERO))]
+    said += [sealed(keys_of(ZERO, ZERO).receiver, kind, body) for kind, body in frames]
+    far.write(said, Clock(5, 5))
+    with (
+        mock.patch("kvplane.transfer.sending.nonce", return_value=ZERO),
+        pytest.raises(TransferError) as refused,
+    ):
+        send(session_of(), near, timeout_s=5, idle_timeout_s=0.2)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([(Kind.ACCEPT, Accept(128, "", 0).packed())], "a multiple of 256"),
+        ([(Kind.ACCEPT, Accept(256, "", 0).packed())], "a multiple of 256 within"),
+        ([(Kind.ACCEPT, Accept(0, "", 3).packed())], "more segments than there are"),
+        (
+            [(Kind.ACCEPT, Accept(0, "", 1).packed()), (Kind.HAVE, bytes(37))],
+            "HAVE is not as long as was said",
+        ),
+        ([(Kind.ACCEPT, Accept(0, "", 0).packed()), (Kind.HAVE, bytes(36))], "HAVE came where"),
+        ([(Kind.CONFIRM, confirm(11))], "CONFIRM came where ACCEPT is due"),
+        ([(Kind.ACCEPT, b'{"format":1}')], "accept: has the fields"),
+        ([(Kind.ACCEPT, Accept(0, "", 0).packed()), (Kind.CONFIRM, confirm(10))], "CONFIRM came"),
+    ],
+    ids=range(8),
+)
+def test_an_answer_that_means_nothing_ends_the_handoff(frames, words):
+    assert words in answered(*frames)
+
+
+def test_a_receiver_that_claims_rows_which_it_has_not_gets_them():
+    sent = []
+    wrong = have({0: bytes(32), 7: bytes(32)})
+    with mock.patch(
+        "kvplane.transfer.sending.Sending.close",
+        lambda self, _: sent.append(self.nbytes) or self._heard(Kind.CONFIRM),
+    ):
+        answered((Kind.ACCEPT, Accept(0, "", 2).packed()), (Kind.HAVE, wrong))
+
+    assert [(4 + 11) * 2 * 2 * 2 * 4] == sent
+
+
 def test_a_receiver_without_room_says_so_and_keeps_nothing():
     target = tiny.store(4, None, heads=2, max_context=4096, limit=100)
     ends = handoff(session_of(), target)
@@ -200,6 +248,27 @@ def test_a_receiver_that_gives_up_in_the_middle_tells_the_sender_why():
 
     assert [] == target.sessions
     assert "the peer gave up: no more" == str(ends.sent)
+
+
+def test_a_receiver_that_gives_up_is_heard_before_all_is_sent():
+    sent = []
+
+    def progress(done, total):
+        sent.append((done, total))
+        time.sleep(0.02)
+
+    with mock.patch(
+        "kvplane.transfer.filling.Filling.arrived", side_effect=TransferCorrupt(what="no more")
+    ):
+        ends = handoff(
+            session_of(4_000),
+            store(),
+            links=memory_links(capacity=1 << 24),
+            sender={"chunk": 256, "progress": progress},
+        )
+
+    assert "the peer gave up: no more" == str(ends.sent)
+    assert sent[-1][0] < sent[-1][1] // 2
 
 
 def test_an_interrupt_on_either_side_frees_everything():

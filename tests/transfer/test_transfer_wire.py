@@ -41,6 +41,7 @@ from kvplane.transfer.words import (
     confirm,
     hello,
     keys_of,
+    rows_key,
     whole_digest,
 )
 
@@ -235,7 +236,8 @@ def test_a_segment_that_comes_again_with_other_bytes_is_refused(stream):
     segment = bytearray(frames[3][:-DIGEST_NBYTES])
     segment[HEADER_NBYTES] ^= 1
     header = header_of(bytes(segment[:HEADER_NBYTES]))
-    other = bytes(segment) + digest_of(KEY, header, [bytes(segment[HEADER_NBYTES:])])
+    key = rows_key(frames[1][HEADER_NBYTES:-DIGEST_NBYTES])
+    other = bytes(segment) + digest_of(key, header, [bytes(segment[HEADER_NBYTES:])])
     error = fails(b"".join([*frames[:4], other, *frames[4:]]))
 
     assert "came again with other bytes" in str(error)
@@ -289,7 +291,7 @@ def test_a_frame_that_comes_twice_is_harmless_only_when_it_is_rows(stream, numbe
 
 @pytest.mark.parametrize(
     ("place", "value", "error"),
-    [(0, 0x4C, TransferVersion), (4, 2, TransferVersion), (5, 11, TransferCorrupt)],
+    [(0, 0x4C, TransferVersion), (4, 2, TransferVersion), (5, 12, TransferCorrupt)],
     ids=["magic", "version", "kind"],
 )
 def test_a_peer_of_another_kind_is_refused_at_its_first_bytes(stream, place, value, error):

@@ -39,6 +39,8 @@ def receive(
 ) -> None:
     """Wait for one session from `kvplane send` and save it; `kvplane run --session` goes on.
 
+    When a connection is lost, what has come is kept, and the same `kvplane send` sends the rest.
+
     Example: kvplane receive --listen 127.0.0.1:7700 --session notes
 
     Args:
@@ -60,7 +62,7 @@ def receive(
     from kvplane.integrations.transformers import loading  # noqa: PLC0415 - torch, seconds
     from kvplane.integrations.transformers.conversation import converse  # noqa: PLC0415
     from kvplane.pack import check_session_name, open_root, save_session  # noqa: PLC0415
-    from kvplane.transfer import Listener  # noqa: PLC0415
+    from kvplane.transfer import LinkLost, LinkTimeout, Listener, Pending  # noqa: PLC0415
     from kvplane.transfer import receive as receive_session  # noqa: PLC0415
 
     identity = identity_of(certificate, key, authority)
@@ -78,18 +80,26 @@ def receive(
         held = _held(storage, session, store)
         listener = last.enter_context(Listener(listen, identity=identity, insecure=insecure))
         notes.print(f"listening on {listener.address}", soft_wrap=True)
-        link = accepted(listener, notes, wait_s=wait)
-        last.callback(link.close)
-        with shown(notes, "receiving") as progress:
-            received = receive_session(
-                store,
-                link,
-                fingerprint=named.fingerprint,
-                held=held,
-                timeout_s=timeout,
-                idle_timeout_s=idle_timeout,
-                progress=progress,
-            )
+        until = time.monotonic() + wait
+        pending = last.enter_context(Pending())
+        received = None
+        while received is None:
+            link = accepted(listener, notes, wait_s=max(0.0, until - time.monotonic()))
+            try:
+                with contextlib.closing(link), shown(notes, "receiving") as progress:
+                    received = receive_session(
+                        store,
+                        link,
+                        fingerprint=named.fingerprint,
+                        held=held,
+                        pending=pending,
+                        timeout_s=timeout,
+                        idle_timeout_s=idle_timeout,
+                        progress=progress,
+                    )
+            except (LinkLost, LinkTimeout) as error:
+                kept = f"{pending.num_segments:,} segments are kept for the next try"
+                notes.print(f"lost: {error}; {kept}", soft_wrap=True)
         save_session(
             storage, session, received.session, named.fingerprint, tokenizer=named.words.name
         )
@@ -101,6 +111,7 @@ def receive(
         )
         notes.print(
             f"{both(received.nbytes, notes)} in {received.num_segments:,} segments, "
+            f"{received.resumed:,} of them before a connection was lost, "
             f"{received.seconds:.2f} s, {rate(received.nbytes, received.seconds)}",
             soft_wrap=True,
         )

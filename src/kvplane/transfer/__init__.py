@@ -21,7 +21,7 @@ from kvplane.transfer.errors import (
     TransferVersion,
 )
 from kvplane.transfer.links import Identity, Link, Listener, connect, memory_links
-from kvplane.transfer.receiver import Received, receive
+from kvplane.transfer.receiver import Pending, Received, receive
 from kvplane.transfer.schedule import CHAPTER, STREAMED, Schedule, Segment
 from kvplane.transfer.sender import Sent, plan_of, send
 from kvplane.transfer.streaming import Streaming
@@ -34,6 +34,7 @@ __all__ = [
     "LinkLost",
     "LinkTimeout",
     "Listener",
+    "Pending",
     "Received",
     "Schedule",
     "Segment",

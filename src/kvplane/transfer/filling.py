@@ -55,11 +55,21 @@ class Filling:
         self._builder: SessionBuilder | None = None
         self._opening: Opening | None = None
         self._key = b""
+        self._ids: bytes | None = None
+        self._digests: dict[int, bytes] = {}
         self._segments: dict[int, Segment] = {}
         self._planes: dict[int, PlaneBytes] = {}
         self._pool = ThreadPoolExecutor(WORKERS)
         self._under_way: deque[Future[None]] = deque()
-        self._spare: queue.SimpleQueue[np.ndarray[Any, Any] | None] = queue.SimpleQueue()
+        self._spare: queue.SimpleQueue[np.ndarray[Any, Any] | None]
+        self._refill()
+
+    def is_for(self, store: KVStore, fingerprint: Mapping[str, Any] | None) -> bool:
+        """Whether this is of a store and a model."""
+        return (store, fingerprint) == (self._store, self._fingerprint)
+
+    def _refill(self) -> None:
+        self._spare = queue.SimpleQueue()
         for _ in range(WAITING):
             self._spare.put(None)
 
@@ -81,7 +91,11 @@ class Filling:
 
     def begin(self, opening: Opening, ids: bytes | None, key: bytes) -> tuple[int, str]:
         """As in `Taker`."""
-        self._opening, self._key = opening, key
+        if self._builder is not None and (key, ids) == (self._key, self._ids):
+            # the same handoff once more: what has come is still here
+            return self.held.cut, self.held.reason
+        self._drop()
+        self._opening, self._key, self._ids = opening, key, ids
         self.held = deepest(opening, ids, self._sessions)
         cursors = self._cursors(opening)
         exact = opening.geometry.dtype == self._store.geometry.dtype
@@ -111,6 +125,10 @@ class Filling:
         if self.held.session is not None:
             self._copy(self.held.session, builder)
         return self.held.cut, self.held.reason
+
+    def before(self) -> dict[int, bytes]:
+        """As in `Taker`."""
+        return dict(self._digests)
 
     def _cursors(self, opening: Opening) -> dict[str, tuple[int, int, int, int]]:
         """The sender's cursors, by the store's names for the groups, from the first row at hand."""
@@ -180,6 +198,7 @@ class Filling:
         keep = self._check if self._is_direct(segment) else self._store_rows
         self._under_way.append(self._pool.submit(keep, segment, frame))
         self._segments[segment.number] = segment
+        self._digests[segment.number] = frame.digest
         while self._under_way and self._under_way[0].done():
             self._under_way.popleft().result()
 
@@ -207,8 +226,7 @@ class Filling:
 
     def finish(self) -> int:
         """As in `Taker`."""
-        while self._under_way:
-            self._under_way.popleft().result()
+        self.settle()
         self._pool.shutdown()
         builder = self._made()
         for segment in self._segments.values():
@@ -218,11 +236,24 @@ class Filling:
         self._builder = None
         return self.session.position - self.session.first_position
 
-    def abandon(self) -> None:
-        """Give everything back; a finished session is closed. Idempotent."""
-        self._pool.shutdown(cancel_futures=True)
+    def settle(self) -> None:
+        """Wait until all that has come is verified: TransferCorrupt."""
+        while self._under_way:
+            self._under_way.popleft().result()
+        # whatever was to hold a segment that did not come is not waited for
+        self._refill()
+
+    def _drop(self) -> None:
+        """Give back what came of a handoff that is not gone on with."""
         if self._builder is not None:
             self._builder.abandon()
             self._builder = None
+        self._segments.clear()
+        self._digests.clear()
+
+    def abandon(self) -> None:
+        """Give everything back; a finished session is closed. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+        self._drop()
         if self.session is not None:
             self.session.close()

@@ -5,8 +5,10 @@
     digest   BLAKE3-256, keyed: the body, then the header                32 bytes
 
 The key comes of what both sides said first, a number drawn by each among it: bytes of another
-transfer, or of the other direction, have another digest. No byte of a body is read before somebody
-was asked whether a frame of that kind, number and length may come now, and where it is to go.
+transfer, or of the other direction, have another digest. Rows alone are keyed by the opening, so
+that after a lost connection both sides name those that have come already. No byte of a body is
+read before somebody was asked whether a frame of that kind, number and length may come now, and
+where it is to go.
 """
 
 import struct
@@ -42,6 +44,7 @@ class Kind(IntEnum):
     REFUSE = 8
     ABORT = 9
     REQUEST = 10
+    HAVE = 11
 
 
 _KINDS = frozenset(map(int, Kind))

@@ -1,8 +1,10 @@
 """A session from another machine, into this store: all of it, verified, or nothing."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
 
 from kvplane.errors import ArgumentError, KVPlaneError
 from kvplane.pack.fingerprint import Fingerprint
@@ -26,8 +28,9 @@ class Received:
         tokens: it has.
         cut: of these, so many were here already.
         reason: why not more.
-        nbytes: of rows, that were sent.
-        num_segments: that were sent.
+        nbytes: of rows, that are here by this handoff.
+        num_segments: of the handoff.
+        resumed: of these, so many had come before a connection was lost.
         seconds: from the first byte.
         acknowledged: whether the sender has heard that it is here. Where not, it may believe that
             the handoff failed, and send again.
@@ -42,10 +45,61 @@ class Received:
     reason: str
     nbytes: int
     num_segments: int
+    resumed: int
     seconds: float
     acknowledged: bool
     kept_rotation: bool
     same_numerics: bool
+
+
+class Pending:
+    """What came of a handoff before its connection was lost; holds memory until it is used.
+
+    Give it to `receive` again with a new link to the same sender: what is here is not sent twice.
+    """
+
+    def __init__(self) -> None:
+        self._filling: Filling | None = None
+
+    @property
+    def num_segments(self) -> int:
+        """Segments at hand."""
+        return 0 if self._filling is None else len(self._filling.before())
+
+    def keep(self, filling: Filling) -> bool:
+        """Keep what a receiver has, once it is verified; whether there was anything right."""
+        self.abandon()
+        try:
+            filling.settle()
+        except KVPlaneError:
+            return False
+        if filling.before():
+            self._filling = filling
+        return self._filling is not None
+
+    def taken(self, store: KVStore, fingerprint: Mapping[str, Any] | None) -> Filling | None:
+        """What there is for a store and a model; nothing is kept any more."""
+        if self._filling is not None and not self._filling.is_for(store, fingerprint):
+            self.abandon()
+        kept, self._filling = self._filling, None
+        return kept
+
+    def abandon(self) -> None:
+        """Give the memory back. Idempotent."""
+        if self._filling is not None:
+            self._filling.abandon()
+        self._filling = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abandon()
 
 
 def receive(
@@ -54,6 +108,7 @@ def receive(
     *,
     fingerprint: Fingerprint | None = None,
     held: Sequence[Session] = (),
+    pending: Pending | None = None,
     timeout_s: float = WHOLE_S,
     idle_timeout_s: float = IDLE_S,
     progress: Progress | None = None,
@@ -66,6 +121,7 @@ def receive(
         fingerprint: of the model that will go on; the sender must state an equal one, or both none.
         held: sessions of this store: what one of them begins with need not be sent again, when its
             rows are the sender's bit for bit.
+        pending: keeps what came when the connection is lost, for the next call.
         timeout_s: of the whole.
         idle_timeout_s: of a wait in which nothing comes.
         progress: called with segments that have come and segments in all.
@@ -82,7 +138,9 @@ def receive(
             raise ArgumentError(argument="held", expected="sessions of this store", got=session)
     clock = Clock(timeout_s, idle_timeout_s)
     parts = None if fingerprint is None else fingerprint.parts
-    filling = Filling(store, fingerprint=parts, held=held)
+    filling = None if pending is None else pending.taken(store, parts)
+    if filling is None:
+        filling = Filling(store, fingerprint=parts, held=held)
     machine = Receiving(filling)
     acknowledged = True
     try:
@@ -95,7 +153,9 @@ def receive(
             acknowledged = False
         schedule, session = machine.planned, filling.finished
     except BaseException as error:
-        filling.abandon()
+        keeps = pending is not None and isinstance(error, LinkLost | LinkTimeout)
+        if pending is None or not keeps or not pending.keep(filling):
+            filling.abandon()
         _tell(machine, link, error)
         raise
     return Received(
@@ -105,6 +165,7 @@ def receive(
         reason=filling.held.reason,
         nbytes=schedule.payload.total,
         num_segments=machine.num_arrived,
+        resumed=machine.num_before,
         seconds=clock.seconds,
         acknowledged=acknowledged,
         kept_rotation=filling.kept_rotation,

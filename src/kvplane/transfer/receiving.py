@@ -21,9 +21,10 @@ from kvplane.transfer.schedule import Schedule, Segment
 from kvplane.transfer.words import (
     FIRST_KEY,
     LIMITS,
+    Accept,
     Keys,
-    accept,
     confirm,
+    have,
     hello,
     keys_of,
     nonce,
@@ -31,6 +32,7 @@ from kvplane.transfer.words import (
     read_confirm,
     read_end,
     read_hello,
+    rows_key,
     whole_digest,
 )
 
@@ -69,6 +71,10 @@ class Taker(Protocol):
         """
         ...
 
+    def before(self) -> dict[int, bytes]:
+        """Digests of segments that came before a connection was lost, by number."""
+        ...
+
     def place(self, segment: Segment) -> Place:
         """Where a segment's bytes go."""
         ...
@@ -100,6 +106,8 @@ class Receiving:
         self.schedule: Schedule | None = None
         self.tokens: int | None = None
         self.num_arrived = 0
+        self.num_before = 0
+        self._rows_key = b""
         self._taker = taker
         self._frames = FrameReader(self._place)
         self._nonce = number or nonce()
@@ -188,6 +196,7 @@ class Receiving:
             raise read_end(kind, frame.data())
         if kind is Kind.OPENING:
             self.opening = Opening.decoded(frame.data())
+            self._rows_key = rows_key(frame.data())
             self._taker.consider(self.opening)
             if self.opening.tokens is None:
                 self._begin(self.opening, None)
@@ -204,11 +213,17 @@ class Receiving:
             self._confirmed(read_confirm(frame.data()))
 
     def _begin(self, opening: Opening, ids: bytes | None) -> None:
-        cut, reason = self._taker.begin(opening, ids, self._keys.sender)
+        cut, reason = self._taker.begin(opening, ids, self._rows_key)
         self.schedule = opening.plan(cut)
         self._digests = [None] * len(self.schedule.segments)
+        before = self._taker.before()
+        for number, digest in before.items():
+            self._digests[number] = digest
+        self.num_arrived = self.num_before = len(before)
         self._state = "segments"
-        self._say(Kind.ACCEPT, accept(cut, reason))
+        self._say(Kind.ACCEPT, Accept(cut, reason, len(before)).packed())
+        if before:
+            self._say(Kind.HAVE, have(before))
 
     def _take_rows(self, frame: Frame) -> None:
         segment = self._segment(frame.header.number)

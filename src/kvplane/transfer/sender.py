@@ -25,8 +25,8 @@ class Sent:
         tokens: that the receiver said it can use.
         cut: of these, so many it had already.
         reason: why not more.
-        nbytes: of rows, that were sent.
-        num_segments: that were sent.
+        nbytes: of rows, that were sent over this link.
+        num_segments: of the handoff; some may have come before a connection was lost.
         seconds: from the first byte to the receiver's confirmation.
     """
 
@@ -126,7 +126,7 @@ def sent(
         tokens=opening.num_tokens,
         cut=plan.cut,
         reason=sending.reason,
-        nbytes=plan.payload.total,
+        nbytes=sending.nbytes,
         num_segments=len(plan.segments),
         seconds=clock.seconds,
     )

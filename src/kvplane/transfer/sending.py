@@ -33,6 +33,7 @@ from kvplane.transfer.planes import PlaneBytes, is_direct, packed
 from kvplane.transfer.schedule import Schedule, Segment
 from kvplane.transfer.words import (
     FIRST_KEY,
+    HAVE_NBYTES,
     LIMITS,
     Keys,
     abort,
@@ -44,7 +45,9 @@ from kvplane.transfer.words import (
     read_accept,
     read_confirm,
     read_end,
+    read_have,
     read_hello,
+    rows_key,
     whole_digest,
 )
 
@@ -73,6 +76,10 @@ class Sending:
 
     def __init__(self, session: Session, link: Link, clock: Clock, opening: Opening) -> None:
         self.reason = ""
+        self.nbytes = 0
+        self._rows_key = b""
+        self._have: dict[int, bytes] = {}
+        self._have_nbytes = 0
         self._session = session
         self._link = link
         self._clock = clock
@@ -92,14 +99,22 @@ class Sending:
         number = nonce()
         self._say(Kind.HELLO, hello(number))
         self._keys = keys_of(number, read_hello(self._heard(Kind.HELLO)))
-        self._say(Kind.OPENING, self._opening.encoded())
+        stated = self._opening.encoded()
+        self._rows_key = rows_key(stated)
+        self._say(Kind.OPENING, stated)
         if ids is not None:
             self._say(Kind.IDS, ids)
-        cut, self.reason = read_accept(self._heard(Kind.ACCEPT).data())
+        accepted = read_accept(self._heard(Kind.ACCEPT).data())
+        self.reason = accepted.reason
         try:
-            self._plan = self._opening.plan(cut)
+            self._plan = self._opening.plan(accepted.cut)
         except ArgumentError as error:
             raise TransferCorrupt(what=f"accept: {error}") from error
+        if accepted.num_have:
+            self._have_nbytes = HAVE_NBYTES * accepted.num_have
+            if accepted.num_have > self._plan.num_segments:
+                raise TransferCorrupt(what="accept: more segments than there are")
+            self._have = read_have(self._heard(Kind.HAVE).data())
         return self._plan
 
     def send(self, segments: Iterable[Segment | None], *, progress: Progress | None = None) -> None:
@@ -112,9 +127,13 @@ class Sending:
         total = 0 if self._plan is None else len(self._plan.segments)
         for ready in self._ready(segments):
             self._check_heard()
-            header = Header(Kind.SEGMENT, ready.segment.number, ready.segment.nbytes)
-            self._write([header.packed(), *ready.pieces, ready.digest])
-            self._digests[ready.segment.number] = ready.digest
+            number = ready.segment.number
+            # what came before a connection was lost, and is the same still, need not come again
+            if self._have.get(number) != ready.digest:
+                header = Header(Kind.SEGMENT, number, ready.segment.nbytes)
+                self._write([header.packed(), *ready.pieces, ready.digest])
+                self.nbytes += ready.segment.nbytes
+            self._digests[number] = ready.digest
             if progress is not None:
                 progress(len(self._digests), total)
 
@@ -140,7 +159,7 @@ class Sending:
                 layout = self._opening.layouts[group.id]
                 pieces.append(packed(self._session.planes[layer], group, runs, layout=layout))
         header = Header(Kind.SEGMENT, segment.number, segment.nbytes)
-        return _Ready(segment, pieces, digest_of(self._keys.sender, header, pieces))
+        return _Ready(segment, pieces, digest_of(self._rows_key, header, pieces))
 
     def _runs(self, segment: Segment) -> list[range]:
         """The rows of a segment, also of one whose step is not committed yet."""
@@ -237,4 +256,7 @@ class Sending:
             expected = {Kind.HELLO}
         if header.kind not in expected or header.number:
             raise TransferCorrupt(what=f"{header.kind.name} came where {self._awaited.name} is due")
-        return fresh(header, limit=LIMITS[header.kind])
+        limit = self._have_nbytes if header.kind is Kind.HAVE else LIMITS[header.kind]
+        if header.kind is Kind.HAVE and header.nbytes != limit:
+            raise TransferCorrupt(what="HAVE is not as long as was said")
+        return fresh(header, limit=limit)

@@ -1,7 +1,8 @@
 """The small frames beside openings and rows: what each says, and how it is read back.
 
 HELLO     nonce                     both sides, first: 16 bytes drawn for this transfer
-ACCEPT    cut, reason               the receiver holds [0, cut); why not more
+ACCEPT    cut, reason, have         the receiver holds [0, cut); why not more; HAVE follows
+HAVE      numbers and digests       of segments that came before the connection was lost
 CLOSE     digest                    over the digests of all segments
 CONFIRM   tokens                    both sides: how many the receiver can use now
 REFUSE    field, expected, got      one side does not take what the other states
@@ -10,6 +11,8 @@ ABORT     reason                    one side gives up
 """
 
 import secrets
+import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvplane.pack.encoding import canonical, digest, framed, is_hex, is_text
@@ -68,17 +71,57 @@ def read_hello(frame: Frame) -> str:
     return str(number)
 
 
-def accept(cut: int, reason: str) -> bytes:
-    """The body of an ACCEPT."""
-    return canonical({"cut": cut, "format": FORMAT, "reason": cropped(reason)})
+def rows_key(opening: bytes) -> bytes:
+    """What the digests of segments are keyed with: the same for every try of one handoff."""
+    return digest(framed(b"kvplane/transfer/rows/1"), framed(opening))[:KEY_NBYTES]
 
 
-def read_accept(data: bytes) -> tuple[int, str]:
-    """The cut and the reason: TransferCorrupt."""
-    fields = document(data, "accept", frozenset({"cut", "format", "reason"}))
-    if not is_count(fields["cut"]) or not is_text(fields["reason"]):
-        raise TransferCorrupt(what="accept: no cut and reason")
-    return fields["cut"], fields["reason"]
+class Accept(NamedTuple):
+    """What a receiver answers to an opening.
+
+    Args:
+        cut: it holds [0, cut).
+        reason: why not more.
+        num_have: segments that came before; a HAVE follows unless there are none.
+    """
+
+    cut: int
+    reason: str
+    num_have: int
+
+    def packed(self) -> bytes:
+        """The body."""
+        return canonical(
+            {
+                "cut": self.cut,
+                "format": FORMAT,
+                "have": self.num_have,
+                "reason": cropped(self.reason),
+            }
+        )
+
+
+def read_accept(data: bytes) -> Accept:
+    """What an ACCEPT says: TransferCorrupt."""
+    fields = document(data, "accept", frozenset({"cut", "format", "have", "reason"}))
+    counts = is_count(fields["cut"]) and is_count(fields["have"])
+    if not counts or not is_text(fields["reason"]):
+        raise TransferCorrupt(what="accept: no cut, reason and number of segments")
+    return Accept(fields["cut"], fields["reason"], fields["have"])
+
+
+_HAVE = struct.Struct(f"<I{DIGEST_NBYTES}s")
+HAVE_NBYTES = _HAVE.size
+
+
+def have(digests: Mapping[int, bytes]) -> bytes:
+    """The body of a HAVE."""
+    return b"".join(_HAVE.pack(number, digests[number]) for number in sorted(digests))
+
+
+def read_have(data: bytes) -> dict[int, bytes]:
+    """Digests of segments by number: a sender compares them with its own."""
+    return dict(_HAVE.iter_unpack(data))
 
 
 def whole_digest(key: bytes, digests: list[bytes]) -> str:
