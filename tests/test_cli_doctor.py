@@ -66,3 +66,12 @@ def test_a_device_without_a_backend_says_why(said, monkeypatch):
     printed = said(code=1)
 
     assert "needs luck" in printed
+
+
+def test_a_gpu_that_cannot_be_used_is_told_with_the_reason_and_fails(said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    printed = said(code=1)
+
+    assert "cuda:0: " in printed
+    assert "FAILED the same on cuda:0" in printed
+    assert "cpu: " in printed
