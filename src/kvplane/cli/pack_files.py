@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from kvplane.cli.output import console, human
 from kvplane.cli.where import root_of, where
+from kvplane.cli.working import working
 from kvplane.errors import ArgumentError
 from kvplane.pack import open_root, read_session
 from kvplane.pack.single import read_single, write_single
@@ -55,7 +56,8 @@ def export(
     if format == "safetensors":
         if Path(path).exists() and not replace:
             raise ArgumentError(argument="path", expected="a new file (--replace)", got=path)
-        nbytes = write_single(path, gathered(storage, saved))
+        with working(f"writing {path}"):
+            nbytes = write_single(path, gathered(storage, saved))
         console().print(f"{path}: {human(nbytes)}")
         return
     from kvplane.interchange import export_kvpack, tenant_id  # noqa: PLC0415
@@ -65,13 +67,14 @@ def export(
     target = open_storage(path, create=True)
     if not target.is_empty() and not replace:
         raise ArgumentError(argument="path", expected="an empty folder (--replace)", got=path)
-    done = export_kvpack(
-        target,
-        gathered(storage, saved),
-        keys,
-        codec=Codec.LOSSLESS if lossless else Codec.RAW,
-        encrypted=encrypt,
-    )
+    with working(f"writing {path}"):
+        done = export_kvpack(
+            target,
+            gathered(storage, saved),
+            keys,
+            codec=Codec.LOSSLESS if lossless else Codec.RAW,
+            encrypted=encrypt,
+        )
     console().print(f"{path}/{done.pack}: {done.num_chunks:,} chunks, {human(done.nbytes)}")
 
 
@@ -99,9 +102,10 @@ def import_(
         epoch: kvpack: the newest epoch that may be read.
         replace: A session of that name is replaced.
     """
-    whole = _read(path, key_file, tenant, epoch)
-    storage = open_root(root_of(root), create=True)
-    saved = put_whole(storage, whole, name=name, replace_it=replace)
+    with working(f"reading {path}"):
+        whole = _read(path, key_file, tenant, epoch)
+        storage = open_root(root_of(root), create=True)
+        saved = put_whole(storage, whole, name=name, replace_it=replace)
     console().print(f"{saved.name}: {saved.state.position:,} tokens")
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from kvplane.cli.output import console, human
 from kvplane.cli.where import root_of
+from kvplane.cli.working import working
 from kvplane.errors import ArgumentError
 from kvplane.pack import open_root
 from kvplane.pack.sweep import Swept, sweep
@@ -38,7 +39,8 @@ def gc(
         as_json: Print JSON.
     """
     nbytes = None if budget is None else size_of(budget)
-    swept = sweep(open_root(root_of(root)), budget_nbytes=nbytes, dry_run=dry_run)
+    with working("looking at what is named"):
+        swept = sweep(open_root(root_of(root)), budget_nbytes=nbytes, dry_run=dry_run)
     if as_json:
         print(json.dumps(asdict(swept)))  # noqa: T201
         return
