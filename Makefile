@@ -88,7 +88,7 @@ mutants: setup
 # what takes minutes: processes killed 300 times, every call failing, eight processes for a minute
 torture: setup
 	KVPLANE_TORTURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --timeout 3600 \
-		tests/torture tests/object/test_object_sessions.py tests/pack/test_pack_sweep.py
+		tests/torture tests/object/test_object_sessions.py tests/pack/test_pack_sweep_torn.py
 
 # every reader of strangers' bytes, FUZZ_S seconds each
 FUZZ_S ?= 600
