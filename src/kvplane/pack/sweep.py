@@ -223,7 +223,8 @@ class _Sweep:
         }
         left = sum(self._sizes.values()) - sum(self._sizes.get(file, 0) for file in dropped)
         left -= sum(size for blob, size in sizes.items() if blob not in users)
-        for _, file in sorted((self._modified(file), file) for file in marks.cuts):
+        used = mapped(self._storage, self._modified, marks.cuts)
+        for _, file in sorted(zip(used, marks.cuts, strict=True)):
             if left <= self._budget:
                 break
             dropped.append(file)
@@ -243,7 +244,8 @@ class _Sweep:
             if kind_of(file) is Kind.BLOB and blob_of(file) not in named
         ]
         before = self._clock() - self._age_s
-        old = [file for file in files if self._modified(file) < before]
+        times = mapped(self._storage, self._modified, files)
+        old = [file for file, at in zip(files, times, strict=True) if at < before]
         return old, len(files) - len(old)
 
     def _nodes(self, marks: _Marks) -> list[str]:
