@@ -140,7 +140,7 @@ def test_a_peer_that_stops_is_waited_for_no_longer_than_said(streams, direction)
         check(ends, target)
 
         assert isinstance(ends.sent, LinkTimeout | LinkLost | Sent)
-        assert seconds < 5
+        assert seconds < 30
 
 
 def test_a_trickle_does_not_outlast_the_whole():
@@ -159,7 +159,7 @@ def test_a_trickle_does_not_outlast_the_whole():
     assert not check(ends, target)
     assert isinstance(ends.received, LinkTimeout)
     assert "the handoff was not over within 0.5 s" in str(ends.received)
-    assert seconds < 5
+    assert seconds < 30
 
 
 @pytest.mark.parametrize("bit", [0, 3])
@@ -255,7 +255,7 @@ def test_a_receiver_that_gives_up_is_heard_before_all_is_sent():
 
     def progress(done, total):
         sent.append((done, total))
-        time.sleep(0.02)
+        time.sleep(0.05)
 
     with mock.patch(
         "kvplane.transfer.filling.Filling.arrived", side_effect=TransferCorrupt(what="no more")

@@ -106,7 +106,7 @@ def test_a_wait_ends_when_it_said(links):
     with pytest.raises(LinkTimeout, match=r"the handoff was not over within 0\.1 s"):
         near.read_into([memoryview(bytearray(1))], Clock(0.1, 5))
 
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30
 
 
 def test_a_peer_that_reads_nothing_is_waited_for_no_longer_than_said(links):
@@ -143,6 +143,8 @@ def test_a_link_that_this_side_closed_is_lost(links):
 def test_a_look_takes_what_is_there_and_does_not_wait(links):
     near, far = links
     buffer = bytearray(8)
+    with pytest.raises(LinkTimeout):
+        near.read_into([memoryview(buffer)], Clock(5, 0.05))
     assert 0 == near.poll([memoryview(buffer)])
     far.write([b"abc"], Clock(5, 5))
     until = time.monotonic() + 5
@@ -271,7 +273,7 @@ def test_whoever_connects_and_says_nothing_holds_a_listener_up_only_so_long(mine
             # a few bytes now and then do not make it longer
             plain.sendall(b"\x16")
 
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30
 
 
 def test_plain_tcp_stays_on_this_machine_unless_somebody_insists():
@@ -343,6 +345,13 @@ def test_files_that_are_no_certificates_are_refused(tmp_path, mine):
         broken = dataclasses.replace(mine, **{field: tmp_path / "nothing"})
         with pytest.raises(ArgumentError, match="PEM files that belong together"):
             connect("127.0.0.1:1", identity=broken)
+
+
+def test_no_wait_begins_once_the_whole_has_taken_too_long():
+    clock = Clock(0.01, 5)
+    time.sleep(0.02)
+    with pytest.raises(LinkTimeout, match=r"here: the handoff was not over within 0\.01 s"):
+        clock.wait_s("here")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "1", True, None])

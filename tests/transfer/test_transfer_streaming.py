@@ -1,6 +1,7 @@
 """Rows that go out while the prompt is still being read."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -126,6 +127,32 @@ def test_what_is_held_on_both_sides_is_not_sent_again():
 
     assert (512, 899) == (received.cut, received.tokens)
     assert torch.equal(expected, MODEL.decode(received.session, text(905)[899:]))
+
+
+@pytest.mark.parametrize("shares", [{}, {2: 0}], ids=["of its own", "shared"])
+def test_a_chunk_that_waits_to_be_stored_is_waited_for(shares):
+    # a ring of 4 that has wrapped: three tokens reach it when nobody reads their old window more
+    facts = {"shares": shares, "memory": "heap"}
+    session, store = tiny.store(4, None, 4, **facts).open([]), tiny.store(4, None, 4, **facts)
+    near, far = memory_links()
+
+    def read():
+        with Streaming(session, near, range(10), **QUICK) as stream:
+            for first, stop in ((0, 6), (6, 9)):
+                with session.step(list(range(first, stop))) as step:
+                    for layer in tiny.owners(session):
+                        tiny.write(step, session, range(first, stop), [layer])
+                        stream.note()
+                        # whoever sends now sends old rows
+                        time.sleep(0.1)
+                stream.note()
+            return stream.finish()
+
+    ends = both(read, lambda: receive(store, far, **QUICK))
+
+    assert 9 == ends.sent.tokens
+    for layer in tiny.owners(session):
+        assert tiny.held(session, layer) == tiny.held(ends.received.session, layer)
 
 
 class Died(Exception):
