@@ -19,6 +19,7 @@ class Kind(Enum):
     STALL = "does not answer"
     STALL_BODY = "stops in the middle of an answer"
     CUT = "closes in the middle of an answer"
+    TRICKLE = "answers a byte at a time"
     SHORTER = "says that there is less, and sends less"
     LONGER = "says that there is more"
     FLIP = "changes a bit"
@@ -133,12 +134,23 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if isinstance(data, int) or self.command == "HEAD":
             return
+        self.send_body(data, kind)
+
+    def send_body(self, data, kind):
+        """The bytes of an answer, in their own time."""
         if kind in {Kind.CUT, Kind.STALL_BODY}:
             self.wfile.write(data[: len(data) // 2])
             self.wfile.flush()
             if kind is Kind.STALL_BODY:
                 self.server.released.wait(30)
             self.close_connection = True
+            return
+        if kind is Kind.TRICKLE:
+            for at in range(len(data)):
+                self.wfile.write(data[at : at + 1])
+                self.wfile.flush()
+                if self.server.released.wait(0.05):
+                    return
             return
         self.wfile.write(data)
         if kind is Kind.LONGER:

@@ -59,7 +59,7 @@ READ_FAULTS = [
     for kind in Kind
     if kind not in SEEN_ABOVE and (verb, kind) != ("size", Kind.LONGER)
 ]
-STALLS = {Kind.STALL, Kind.STALL_BODY}
+STALLS = {Kind.STALL, Kind.STALL_BODY, Kind.TRICKLE}
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
