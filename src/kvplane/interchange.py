@@ -2,7 +2,8 @@
 
     <folder>/<manifest id>.kvpack           the sealed manifest
     <folder>/chunks/<object key>.kvchunk    rows of one state and some tokens
-    <folder>/session.json                   what kvpack cannot say: ids, rings, layers, provenance
+    <folder>/session.json                   what kvpack cannot say: ids, rings, layers, provenance;
+                                            session.sealed, encrypted, where the pack is
 
 What is beside is believed only as far as the pack vouches for it: ids by the keyed hash over them,
 layers, weights, numerics and tokenizer by the ids of the model and family, which follow from them.
@@ -45,6 +46,8 @@ from kvplane.kvpack import (
     realize,
 )
 from kvplane.kvpack import limits as kvpack_limits
+from kvplane.kvpack.keys import hkdf
+from kvplane.kvpack.seal import NONCE_NBYTES, SALT_NBYTES, decrypt, encrypt
 from kvplane.pack.documents import SavedSession
 from kvplane.pack.encoding import canonical
 from kvplane.pack.groups import groups_of
@@ -57,6 +60,9 @@ DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16, "float32": DType.F32}
 FULL_TOKENS = 2048
 WINDOW_TOKENS = 256
 BESIDE = "session.json"
+SEALED = "session.sealed"
+_SEALED = b"kvplane/kvpack-session/1\0"
+SEAL_NBYTES = SALT_NBYTES + NONCE_NBYTES
 _PACK = re.compile(r"[0-9a-f]{64}\.kvpack")
 
 
@@ -140,7 +146,7 @@ def export_kvpack(
         schema=schema,
         payload=tuple(payload),
     )
-    target.replace(BESIDE, saved.encoded())
+    _put_beside(target, saved.encoded(), keys, encrypted=encrypted)
     name = f"{manifest.id.hex()}.kvpack"
     data = encode_pack(keys, manifest, seal=Seal.fresh() if encrypted else None)
     target.replace(name, data)
@@ -164,7 +170,7 @@ def import_kvpack(source: Storage, keys: Keys, *, pack: str | None = None) -> Wh
     name = _the_pack(source, pack)
     limit = kvpack_limits.MANIFEST_NBYTES + 3 * kvpack_limits.ALIGNMENT
     manifest = decode_pack(keys, source.read(name, limit=limit))
-    beside = source.read(BESIDE, limit=DOCUMENT_NBYTES)
+    beside = _beside(source, keys, epoch=manifest.epoch)
     saved = SavedSession.decoded(beside, f"{source.location}/{BESIDE}")
     _check_vouched(keys, manifest, saved)
     parts: dict[StateKey, list[bytes]] = {}
@@ -180,6 +186,35 @@ def import_kvpack(source: Storage, keys: Keys, *, pack: str | None = None) -> Wh
 
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def _put_beside(target: Storage, data: bytes, keys: Keys, *, encrypted: bool) -> None:
+    """Ids are as secret as rows: where those are encrypted, so are these."""
+    if not encrypted:
+        target.replace(BESIDE, data)
+        target.delete(SEALED)
+        return
+    seal = Seal.fresh()
+    key = _beside_key(keys, seal, keys.active_epoch)
+    sealed = encrypt(key, seal, data, header=_SEALED)
+    target.replace(SEALED, b"".join(seal) + sealed)
+    # of an export that was not encrypted
+    target.delete(BESIDE)
+
+
+def _beside(source: Storage, keys: Keys, *, epoch: int) -> bytes:
+    if source.exists(BESIDE):
+        return source.read(BESIDE, limit=DOCUMENT_NBYTES)
+    data = source.read(SEALED, limit=DOCUMENT_NBYTES + SEAL_NBYTES + kvpack_limits.TAG_NBYTES)
+    seal = Seal(data[:SALT_NBYTES], data[SALT_NBYTES:SEAL_NBYTES])
+    if len(data) < SEAL_NBYTES:
+        raise KvpackRejected(category="truncated", what=f"{SEALED} of {len(data)} bytes")
+    key = _beside_key(keys, seal, epoch)
+    return decrypt(key, seal, data[SEAL_NBYTES:], header=_SEALED)
+
+
+def _beside_key(keys: Keys, seal: Seal, epoch: int) -> bytes:
+    return hkdf(keys.epoch("manifest-encryption", epoch), salt=seal.salt, info=_SEALED)
 
 
 def _check_expressible(whole: Whole) -> None:

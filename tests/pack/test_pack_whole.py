@@ -179,6 +179,28 @@ def test_another_key_or_tenant_reads_nothing(storage):
         assert "authentication" == refused.value.category
 
 
+def test_an_encrypted_export_shows_neither_ids_nor_rows(storage):
+    folder = MemoryStorage()
+    export_kvpack(folder, whole(storage), KEYS)
+    export_kvpack(folder, whole(storage), KEYS, encrypted=True)
+    sealed = [name for name in folder.list() if not name.startswith("chunks/")]
+    document = read_session(storage, "a").encoded()
+
+    assert "session.json" not in sealed
+    assert not any(document[:200] in folder.read(name, limit=1 << 24) for name in sealed)
+    ids = json.loads(document)["tokens"].encode()
+    assert not any(ids[:100] in folder.read(name, limit=1 << 24) for name in folder.list())
+
+
+@pytest.mark.parametrize("length", [0, 27, 28, 40, -1])
+def test_a_sealed_document_that_was_changed_is_refused(storage, length):
+    folder = MemoryStorage()
+    export_kvpack(folder, whole(storage), KEYS, encrypted=True)
+    folder.replace("session.sealed", folder.read("session.sealed", limit=1 << 24)[:length])
+    with pytest.raises(KvpackRejected):
+        import_kvpack(folder, KEYS)
+
+
 def test_a_chunk_that_is_missing_or_changed_is_refused(storage):
     folder = MemoryStorage()
     export_kvpack(folder, whole(storage), KEYS)
