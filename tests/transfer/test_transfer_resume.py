@@ -24,7 +24,7 @@ TOTAL = 26
 
 
 class Short(MemoryLink):
-    """An end that is lost after so many segments have gone out."""
+    """An end that is lost after so many segments, and the next one's header, have gone out."""
 
     def __init__(self, whole, segments):
         self.__dict__ = whole.__dict__
@@ -33,6 +33,7 @@ class Short(MemoryLink):
     def write(self, parts, clock):
         if len(parts) > 1:
             if not self._left:
+                super().write(parts[:1], clock)
                 self.close()
                 raise LinkLost(link=self.name, what="cut")
             self._left -= 1

@@ -266,6 +266,17 @@ def test_provenance_travels():
     assert [] == list(received.ledger.spans)
 
 
+def test_rows_of_another_dtype_are_nobodys_cold_run():
+    model = HybridModel(4, 32, dtype="bfloat16")
+    session = model.store().open([])
+    model.prefill(session, text(300))
+    received = moved(session, model.store(dtype="float32"))
+
+    assert 256 == session.ledger.canonical
+    assert 0 == received.session.ledger.canonical
+    assert not received.same_numerics
+
+
 # deltas
 
 MODEL = HybridModel(4, 64, 300, dtype="float16")

@@ -125,10 +125,12 @@ class Opening:
         _check(is_count(first_position) and first_position < position, "first_position")
         names = {group.id for group in geometry.groups}
         _check(bool(names), "geometry: no layer has rows")
-        cursors, layouts = fields["cursors"], fields["layouts"]
-        _check(isinstance(cursors, dict) and set(cursors) == names, "cursors: other groups")
+        given, layouts = fields["cursors"], fields["layouts"]
+        _check(isinstance(given, dict) and set(given) == names, "cursors: other groups")
+        cursors = {name: _cursor(name, given[name], position) for name in given}
         _check(isinstance(layouts, dict) and set(layouts) == names, "layouts: other groups")
         _check(all(layout in LAYOUTS for layout in layouts.values()), "layouts")
+        _check_begin(geometry, cursors, first_position)
         parts = fields["fingerprint"]
         problem = None if parts is None else parts_problem(parts)
         _check(problem is None, f"fingerprint: {problem}")
@@ -139,7 +141,7 @@ class Opening:
             fingerprint=parts,
             position=position,
             first_position=first_position,
-            cursors={name: _cursor(name, cursors[name], position) for name in cursors},
+            cursors=cursors,
             layouts=layouts,
             tokens=tokens,
             numerics=_numerics(fields["numerics"], position),
@@ -187,6 +189,16 @@ def _cursor(name: str, fields: Any, position: int) -> Cursor:  # noqa: ANN401 - 
         raise TransferCorrupt(what=f"opening: cursor of {name}: {error}") from error
     _check(cursor.next_position == position, f"cursor of {name} is at another position")
     return cursor.as_tuple()
+
+
+def _check_begin(
+    geometry: ModelGeometry, cursors: Mapping[str, Cursor], first_position: int
+) -> None:
+    """Refuse rows from before the session began, and full layers that lack their first ones."""
+    for group in geometry.groups:
+        first = cursors[group.id][2]
+        whole = group.is_sliding or first == first_position
+        _check(first >= first_position and whole, f"cursor of {group.id} begins at {first}")
 
 
 def _numerics(runs: Any, position: int) -> tuple[tuple[int, Numerics], ...]:  # noqa: ANN401
