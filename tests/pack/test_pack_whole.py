@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from kvplane.errors import (
 )
 from kvplane.interchange import export_kvpack, import_kvpack, tenant_id
 from kvplane.kvpack import Codec, Keys
-from kvplane.pack import load_session, open_root, read_session, save_session
+from kvplane.pack import Fingerprint, load_session, open_root, read_session, save_session
+from kvplane.pack.chain import packed_ids
 from kvplane.pack.single import read_single, write_single
 from kvplane.pack.whole import gathered, put_whole, rows_digest
 from kvplane.storage import MemoryStorage
@@ -154,17 +156,66 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(storage, tmp_path):
     assert ["a.safetensors"] == [one.name for one in tmp_path.iterdir()]
 
 
-def other(storage):
-    """The same model's session of other tokens, as it would lie beside."""
-    return read_session(storage, "b").encoded()
+def of_other_ids(saved):
+    return replace(saved, ids=packed_ids([9, *saved.tokens[1:]]))
 
 
-def test_what_lies_beside_a_kvpack_has_to_be_its_own(storage):
+def of_another_tokenizer(saved):
+    return replace(saved, tokenizer="another")
+
+
+def of_other_weights(saved):
+    parts = {**saved.parts, "weights": "others"}
+    return replace(
+        saved, parts=parts, state=replace(saved.state, fingerprint=Fingerprint(parts).hex)
+    )
+
+
+def of_other_numerics(saved):
+    ((stop, numerics),) = saved.state.numerics
+    others = ((stop, {**numerics, "torch": "0.0"}),)
+    return replace(saved, state=replace(saved.state, numerics=others))
+
+
+@pytest.mark.parametrize(
+    ("lie", "error", "what"),
+    [
+        (of_other_ids, KvpackRejected, "another text"),
+        (of_another_tokenizer, PackMismatch, "semantics"),
+        (of_other_weights, PackMismatch, "family"),
+        (of_other_numerics, PackMismatch, "family"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_what_lies_beside_a_kvpack_has_to_be_its_own(storage, lie, error, what):
     folder = MemoryStorage()
     export_kvpack(folder, whole(storage), KEYS)
-    folder.replace("session.json", other(storage))
+    folder.replace("session.json", lie(read_session(storage, "a")).encoded())
+    with pytest.raises(error, match=what):
+        import_kvpack(folder, KEYS)
+
+
+def test_another_sessions_document_beside_it_is_refused(storage):
+    folder = MemoryStorage()
+    export_kvpack(folder, whole(storage), KEYS)
+    folder.replace("session.json", read_session(storage, "b").encoded())
     with pytest.raises((PackMismatch, KvpackRejected)):
         import_kvpack(folder, KEYS)
+
+
+@pytest.mark.parametrize("lie", ["a layer less", "a row less", "another dtype"])
+def test_rows_that_are_not_those_of_the_layers_are_not_written(storage, lie):
+    found = whole(storage)
+    key, value = found.rows.pop(2)
+    if lie == "a row less":
+        found.rows[2] = (key[1:], value)
+    elif lie == "another dtype":
+        found.rows[2] = (key, value.float())
+    before = storage.list()
+    with pytest.raises(PackMismatch, match="layer 2"):
+        put_whole(storage, found, name="new")
+
+    assert before == storage.list()
 
 
 def test_another_key_or_tenant_reads_nothing(storage):
