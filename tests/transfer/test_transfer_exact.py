@@ -23,7 +23,7 @@ DELTA = ((257, 256), (300, 256), (513, 512), (545, 512), (577, 512))
 LINKS = ("TCP", "TLS", "Unix")
 DTYPES = ("float16", "bfloat16")
 # the next 64 tokens: alone, as an answer is said, then a few at a time
-CALLS = [1] * 8 + [8] * 7
+CALLS = [1] * 6 + [29] * 2
 OTHER = {Layout.TOKEN_MAJOR: Layout.HEAD_MAJOR, Layout.HEAD_MAJOR: Layout.TOKEN_MAJOR}
 
 

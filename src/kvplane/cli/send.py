@@ -27,7 +27,7 @@ def send(
     authority: Path | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     schedule: str = "streamed",
-    chunk: int = 1024,
+    chunk: int = 8192,
     cut: int = 0,
     timeout: float = 600.0,
     idle_timeout: float = 30.0,

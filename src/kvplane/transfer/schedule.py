@@ -25,7 +25,9 @@ CHAPTER = "chapter"
 NAMES = (STREAMED, CHAPTER)
 TILE_LAYERS = 13
 TILE_TOKENS = 512
-CHUNK = 1024
+# of a session that is there, and of one whose rows come while a prompt is read
+CHUNK = 8192
+STREAMED_CHUNK = 1024
 CHUNK_STOP = 1 << 16
 # more segments than this are no schedule: bounds what a receiver keeps about them
 SEGMENTS = 1 << 18

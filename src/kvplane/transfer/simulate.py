@@ -18,7 +18,13 @@ from typing import NamedTuple
 from kvplane.errors import ArgumentError
 from kvplane.geometry import ModelGeometry
 from kvplane.schedule import canonical
-from kvplane.transfer.schedule import CHAPTER, CHUNK, STREAMED, Schedule, Segment
+from kvplane.transfer.schedule import (
+    CHAPTER,
+    STREAMED,
+    STREAMED_CHUNK,
+    Schedule,
+    Segment,
+)
 
 GIGABIT = 125_000_000
 _HALVINGS = 40
@@ -271,7 +277,7 @@ def schedule_of(
     *,
     name: str = STREAMED,
     cut: int = 0,
-    chunk: int = CHUNK,
+    chunk: int = STREAMED_CHUNK,
 ) -> Schedule:
     """The schedule of a prompt whose last token the receiver runs: ArgumentError."""
     return Schedule(geometry=geometry, position=num_tokens - 1, cut=cut, name=name, chunk=chunk)

@@ -25,7 +25,7 @@ from kvplane.session import Session
 from kvplane.transfer.clock import IDLE_S, WHOLE_S, Clock, Progress
 from kvplane.transfer.errors import TransferAborted
 from kvplane.transfer.links.base import Link
-from kvplane.transfer.schedule import CHUNK, STREAMED, Schedule, Segment
+from kvplane.transfer.schedule import STREAMED, STREAMED_CHUNK, Schedule, Segment
 from kvplane.transfer.sender import Sent, opening_of, sent
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Streaming:
         *,
         fingerprint: Fingerprint | None = None,
         schedule: str = STREAMED,
-        chunk: int = CHUNK,
+        chunk: int = STREAMED_CHUNK,
         timeout_s: float = WHOLE_S,
         idle_timeout_s: float = IDLE_S,
         progress: Progress | None = None,
