@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python bench/mapped.py
 	$(BIN)/python bench/packs.py
 	$(BIN)/python bench/packs_large.py
+	$(BIN)/python bench/transfer.py
 	$(BIN)/python bench/generation.py
 
 # every hybrid model class against the stock cache, at both ends of the transformers range
