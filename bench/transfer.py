@@ -246,9 +246,9 @@ def main():
         [line(case, taken, nbytes) for case in taken],
     )
     page += (
-        f"\nOne BLAKE3 pass over the payload by one thread takes {hashing:.3f} CPU seconds; each side "
-        f"makes one, beside the transfer. The first ratio is to the same socket raw: sendall from "
-        f"memory, received into memory.\n{limits(taken, hashing)}\n"
+        f"\nOne BLAKE3 pass over the payload by one thread takes {hashing:.3f} CPU seconds; each "
+        "side makes one, beside the transfer. The first ratio is to the same socket raw: sendall "
+        f"from memory, received into memory.\n{limits(taken, hashing)}\n"
     )
     print(page)
     if not arguments.dry:
