@@ -39,6 +39,9 @@ class BatchStep:
         *,
         speculative: bool = False,
     ) -> None:
+        check_kind("sessions", sessions, Sequence, "a sequence")
+        for session in sessions:
+            check_kind("sessions", session, Session, "sessions")
         if not sessions:
             raise ArgumentError(argument="sessions", expected="at least one", got=sessions)
         if len({id(session) for session in sessions}) < len(sessions):
@@ -136,8 +139,11 @@ class BatchStep:
 
         Raises:
             StepIncomplete: a layer was not written; every session's step was aborted.
+            ArgumentError: no sequence; every step stays open.
             PositionError: a number that cannot be kept; every step stays open.
         """
+        if accepted is not None:
+            check_kind("accepted", accepted, Sequence, "a number of tokens for each session")
         wanted = [None] * len(self.steps) if accepted is None else list(accepted)
         if len(wanted) != len(self.steps):
             raise PositionError(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvplane.errors import ArgumentError, SnapshotMismatch, TensorMismatch
+from kvplane.errors import ArgumentError, SessionClosed, SnapshotMismatch, TensorMismatch
 from kvplane.ledger import Ledger
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor
 from kvplane.session import Session
+from kvplane.tokens import check_kind, checked_position
 from kvplane.touched import Touched
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class SessionBuilder:
     ) -> None:
         self.cursors = cursors
         self._store = store
+        self._done = False
         self._filled: dict[int, Touched] = {}
         self._num_filled: dict[int, int] = {}
         for group in store.geometry.groups:
@@ -77,8 +79,12 @@ class SessionBuilder:
 
         Raises:
             EvictedPosition: the cursor does not hold them.
+            ArgumentError: the layer has no rows of its own, or these are no positions.
             MemoryUnavailable: their pages cannot be had.
+            SessionClosed: the builder was finished or abandoned.
         """
+        self._check(layer)
+        first, stop = checked_position(first), checked_position(stop)
         return self.planes[layer].spans(self._backed(layer, first, stop))
 
     def _backed(self, layer: int, first: int, stop: int) -> list[range]:
@@ -99,7 +105,12 @@ class SessionBuilder:
 
         Raises:
             MemoryUnavailable: no further mapping can be had.
+            ArgumentError, SessionClosed: as in `rows`.
         """
+        self._check(layer)
+        check_kind("source", source, Plane, "a plane")
+        if source.shape != self.planes[layer].shape:
+            raise ArgumentError(argument="source", expected="a plane of this shape", got=source)
         name = self._store.plan.group_ids[layer]
         live = self.cursors[name].live
         runs = self.cursors[name].rows_of(live.start, live.stop)
@@ -111,7 +122,13 @@ class SessionBuilder:
         return True
 
     def filled(self, layer: int, first: int, stop: int) -> None:
-        """Note that the rows of positions [first, stop) of a layer are there."""
+        """Note that the rows of positions [first, stop) of a layer are there.
+
+        Raises:
+            ArgumentError, SessionClosed: as in `rows`.
+        """
+        self._check(layer)
+        first, stop = checked_position(first), checked_position(stop)
         if first < stop:
             self._filled[layer].add(range(first, stop))
             self._num_filled[layer] += stop - first
@@ -122,10 +139,10 @@ class SessionBuilder:
         Raises:
             TensorMismatch: shape or dtype.
             EvictedPosition: the cursor does not hold them.
-            ArgumentError: the layer has no rows of its own.
+            ArgumentError, SessionClosed: as in `rows`.
         """
-        if layer not in self.planes:
-            raise ArgumentError(argument="layer", expected="one that owns rows", got=layer)
+        self._check(layer)
+        first = checked_position(first)
         plane = self.planes[layer]
         check_rows(layer, "key", key, plane.key)
         count = key.shape[1]
@@ -141,7 +158,9 @@ class SessionBuilder:
 
         Raises:
             SnapshotMismatch: rows are missing or were written twice; nothing becomes visible.
+            SessionClosed: the builder was finished or abandoned.
         """
+        self._check_open()
         for layer, filled in self._filled.items():
             live = self.cursors[self._store.plan.group_ids[layer]].live
             # a row written twice would make up for one that is missing
@@ -153,10 +172,23 @@ class SessionBuilder:
                     got=f"{filled.runs}, {self._num_filled[layer]} rows",
                 )
         self._store.adopt(self._session)
+        self._done = True
         return self._session
 
+    def _check_open(self) -> None:
+        if self._done:
+            raise SessionClosed(position=self._session.position)
+
+    def _check(self, layer: int) -> None:
+        self._check_open()
+        if type(layer) is not int or layer not in self.planes:
+            raise ArgumentError(argument="layer", expected="one that owns rows", got=layer)
+
     def abandon(self) -> None:
-        """Give the memory back; nothing was visible. Idempotent."""
+        """Give the memory back; nothing was visible. Idempotent; nothing once it is finished."""
+        if self._done:
+            return
+        self._done = True
         session = getattr(self, "_session", None)
         if session is not None:
             session.close()

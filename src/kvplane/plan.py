@@ -105,7 +105,7 @@ class StorePlan:
         """Key and value of a step, shaped as given, in the planes' dtype.
 
         Raises:
-            TensorMismatch: shape, dtype or device.
+            TensorMismatch: shape, dtype, device or layout.
         """
         group = self.geometry.group_of(layer)
         lead = (count, group.num_kv_heads) if batch is None else (batch, count, group.num_kv_heads)
@@ -119,6 +119,7 @@ class StorePlan:
             and rows.dtype is self.dtype
             and rows.shape == shape
             and rows.device == self.device
+            and rows.layout is torch.strided
             and not rows.requires_grad
         ):
             # what a model on its way hands over, a layer at a time
@@ -200,6 +201,10 @@ class StorePlan:
             raise TensorMismatch(
                 layer=layer, what=f"{what} device", expected=self.device, got=tensor.device
             )
+        if tensor.layout is not torch.strided:
+            raise TensorMismatch(
+                layer=layer, what=f"{what} layout", expected=torch.strided, got=tensor.layout
+            )
 
 
 def checked_layouts(layout: Mapping[str, Layout] | None, device: torch.device) -> dict[str, Layout]:
@@ -234,7 +239,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 def checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """A dtype that planes can have: ArgumentError."""
     wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if wanted is None or wanted not in DTYPES.values():
+    if not isinstance(wanted, torch.dtype) or wanted not in DTYPES.values():
         raise ArgumentError(argument="dtype", expected=str(sorted(DTYPES)), got=dtype)
     return wanted
 
@@ -244,7 +249,7 @@ def checked_device(device: torch.device | str) -> torch.device:
     try:
         where = torch.device(device)
         return torch.zeros(0, device=where).device
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise ArgumentError(
             argument="device", expected="one that works here", got=device
         ) from error

@@ -25,7 +25,7 @@ from kvplane.errors import (
 from kvplane.journal import GroupStep, KeyValue, joined, refuse_layer
 from kvplane.plane import Plane
 from kvplane.snapshot import Capture
-from kvplane.tokens import Tokens, checked_cuts, whole
+from kvplane.tokens import Tokens, check_kind, checked_cuts, whole
 from kvplane.view import View
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Step:
     def __init__(
         self, session: "Session", tokens: Tokens, *, speculative: bool, capture: Sequence[int]
     ) -> None:
+        check_kind("speculative", speculative, bool, "True or False")
         self._session = session
         self._tokens = tokens
         self._speculative = speculative

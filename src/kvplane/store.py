@@ -34,7 +34,7 @@ from kvplane.rows import checked_sequences
 from kvplane.schedule import CHUNK
 from kvplane.session import Session
 from kvplane.snapshot import Cursor, Snapshot
-from kvplane.tokens import check_kind
+from kvplane.tokens import check_kind, checked_ids
 
 
 class KVStore:
@@ -224,20 +224,31 @@ class KVStore:
         Raises:
             SnapshotMismatch: another set of groups, a capacity that cannot be had, positions that
                 disagree or do not fit max_context, rows missing that the next token needs.
+            ArgumentError: a batch, first position, ledger or ids that no such session has.
             LimitReached, MemoryUnavailable: as in `open`.
         """
+        first_position = check_count("first_position", first_position, 0)
+        if batch is not None:
+            batch = check_count("batch", batch, 1)
+        if ledger is None:
+            ledger = Ledger(first_position=first_position)
+        check_kind("ledger", ledger, Ledger, "a Ledger")
+        fitted = adapted(
+            self.plan,
+            cursors,
+            first_position=first_position,
+            any_capacity=self.attention != "physical",
+        )
+        position = next(iter(fitted.values())).next_position
         return SessionBuilder(
             self,
-            adapted(
-                self.plan,
-                cursors,
-                first_position=first_position,
-                any_capacity=self.attention != "physical",
-            ),
+            fitted,
             batch=batch,
             first_position=first_position,
-            tokens=tokens,
-            ledger=ledger or Ledger(first_position=first_position),
+            tokens=checked_ids(
+                tokens, num_sequences=batch or 1, num_tokens=position - first_position
+            ),
+            ledger=ledger,
         )
 
     def restore(self, snapshot: Snapshot, *, into: Session | None = None) -> Session:
@@ -270,9 +281,12 @@ class KVStore:
         """A batch session of some of a session's sequences, each as often as it is named.
 
         Raises:
-            ArgumentError: one that it does not have.
+            ArgumentError: one that it does not have, or another store's session.
             StepOpen, SessionClosed: as in `Session.fork`.
         """
+        check_kind("session", session, Session, "a session of this store")
+        if session.store is not self:
+            raise ArgumentError(argument="session", expected="of this store", got=session)
         with session.guard:
             session.check_open()
             session.check_idle()

@@ -4,7 +4,7 @@ import numbers
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from kvplane.errors import ArgumentError
 
@@ -58,13 +58,29 @@ def checked_position(position: object) -> int:
     return number
 
 
+def checked_ids(ids: object, *, num_sequences: int, num_tokens: int) -> list[list[int]] | None:
+    """The ids that come with rows from elsewhere, one list a sequence.
+
+    Raises:
+        ArgumentError: they are not that many of that many sequences, or outside 32 bits.
+    """
+    if ids is None:
+        return None
+    check_kind("tokens", ids, Sequence, f"{num_sequences} rows of ids")
+    rows = _rows(ids, num_sequences)
+    lengths = [len(row) for row in rows]
+    if any(length != num_tokens for length in lengths):
+        raise ArgumentError(argument="tokens", expected=f"{num_tokens} ids a row", got=lengths)
+    return rows
+
+
 def checked_cuts(cuts: Sequence[object]) -> tuple[int, ...]:
     """Positions inside a step, as ints.
 
     Raises:
         ArgumentError: they are no sequence, or one is not a whole number.
     """
-    if cuts == ():
+    if type(cuts) is tuple and not cuts:
         return ()
     check_kind("capture", cuts, Sequence, "a sequence of positions")
     positions = [whole(cut) for cut in cuts]
@@ -91,6 +107,9 @@ def _rows(tokens: object, batch: int | None) -> list[list[int]]:
     if isinstance(tokens, Tensor):
         if tokens.is_floating_point() or tokens.is_complex():
             raise ArgumentError(argument="tokens", expected="whole numbers", got=tokens.dtype)
+        if tokens.is_meta or tokens.layout is not strided:
+            expected = "a tensor that has its numbers"
+            raise ArgumentError(argument="tokens", expected=expected, got=tokens.layout)
         tokens = tokens.tolist()
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Sequence):
         raise ArgumentError(argument="tokens", expected="ids or a count", got=tokens)
@@ -104,7 +123,8 @@ def _rows(tokens: object, batch: int | None) -> list[list[int]]:
 def _ids(row: Sequence[object]) -> list[int]:
     ids = []
     for token in row:
-        number = whole(token)
+        # most of them: asking what a number is takes longer than the rest
+        number = token if type(token) is int else whole(token)
         if number is None or not 0 <= number < ID_STOP:
             raise ArgumentError(argument="tokens", expected="ids within 32 bits", got=token)
         ids.append(number)
