@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from kvplane import processor
 
 CPU = torch.device("cpu")
-CODE = "import torch; from kvplane.processor import processor_of as p; print(p(torch.device('cpu')))"
+CODE = (
+    "import torch; from kvplane.processor import processor_of as p; print(p(torch.device('cpu')))"
+)
 
 
 def test_numerics_name_the_processor():
