@@ -35,14 +35,14 @@ store = KVStore(shape, max_context=4096)
 if sys.argv[1:]:
     prompt = store.open()
     read(prompt, PROMPT, 256)
-    link = connect(sys.argv[1])
-    send(prompt, link)
-    link.finish()
+    with connect(sys.argv[1]) as link:
+        send(prompt, link)
+        link.finish()
     raise SystemExit
 with tempfile.TemporaryDirectory() as folder, Listener(f"unix:{folder}/link") as listener:
     command = [sys.executable, str(Path(__file__)), f"unix:{folder}/link"]
-    with subprocess.Popen(command) as other:
-        received = receive(store, listener.accept())
+    with subprocess.Popen(command) as other, listener.accept() as link:
+        received = receive(store, link)
 print(f"received {received.tokens:,} tokens in {received.nbytes:,} bytes of rows")
 whole = PROMPT * 4 * 2 * 2 * 16 * 2
 print(f"every row of every layer would be {whole:,}; the sender's exit code was {other.returncode}")

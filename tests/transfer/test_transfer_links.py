@@ -125,6 +125,16 @@ def test_a_peer_that_is_gone_is_lost(links):
         near.write([bytes(1 << 20)] * 64, Clock(5, 5))
 
 
+def test_a_link_is_closed_at_the_end_of_a_with(links):
+    near, far = links
+    with near as same:
+        buffer = memoryview(bytearray(1))
+
+    assert near is same
+    with pytest.raises(LinkLost):
+        far.read_into([buffer], Clock(5, 5))
+
+
 def test_a_link_that_this_side_closed_is_lost(links):
     near, _ = links
     near.close()

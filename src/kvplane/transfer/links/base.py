@@ -1,7 +1,8 @@
 """Bytes between two machines, in order: what a transfer asks of a connection."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from kvplane.transfer.clock import Clock
 
@@ -50,3 +51,14 @@ class Link(Protocol):
     def close(self) -> None:
         """End the connection. Idempotent."""
         ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

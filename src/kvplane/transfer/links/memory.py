@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvplane.transfer.clock import Clock
 from kvplane.transfer.errors import LinkLost
-from kvplane.transfer.links.base import Bytes
+from kvplane.transfer.links.base import Bytes, Link
 
 CAPACITY = 1 << 20
 
@@ -28,7 +28,7 @@ class _Pipe:
             self.changed.notify_all()
 
 
-class MemoryLink:
+class MemoryLink(Link):
     """One end; made by `memory_links`."""
 
     def __init__(self, name: str, out: _Pipe, into: _Pipe) -> None:

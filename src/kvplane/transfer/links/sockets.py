@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kvplane.transfer.clock import Clock
 from kvplane.transfer.errors import LinkLost
-from kvplane.transfer.links.base import Bytes
+from kvplane.transfer.links.base import Bytes, Link
 
 # the system takes no more buffers in one call
 VECTOR = 512
@@ -18,7 +18,7 @@ _DROPPED = 1 << 16
 _LOOKS = 8
 
 
-class SocketLink:
+class SocketLink(Link):
     """A connected stream socket.
 
     Args:
