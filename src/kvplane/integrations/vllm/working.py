@@ -77,6 +77,8 @@ class WorkerSide:
         self._paged = tuple(paged)
         self._table_of = {layer: at for at, group in enumerate(paged) for layer in group.layers}
         self._numerics = numerics
+        # found in the engine's own memory: who put them there is not known
+        self._shared = {**numerics, "rows": "engine cache"}
         self._workers = workers
         self._fingerprint = fingerprint
         self._root = Root(options.root)
@@ -137,7 +139,7 @@ class WorkerSide:
     def _learned(self, job: LoadJob) -> None:
         known = Known()
         if job.local:
-            known.made(job.local, self._numerics | {"rows": "engine cache"})
+            known.made(job.local, self._shared)
         for stop, numerics in job.cut.state.numerics:
             known.made(stop, numerics)
         for name, rows in job.cut.state.groups.items():
@@ -230,7 +232,7 @@ class WorkerSide:
             with self._guard:
                 known = self._known.setdefault(job.request, Known())
             if job.local and not known.numerics:
-                known.made(job.local, self._numerics | {"rows": "engine cache"})
+                known.made(job.local, self._shared)
             known.made(cut, self._numerics)
             self._cuts.write(cut, job.ids, captured, known, salt=job.salt)
         except (KVPlaneError, OSError) as error:
