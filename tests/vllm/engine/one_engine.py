@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
+
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -24,6 +26,42 @@ def empty(folder):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def watched():
+    """Digests of the rows that were captured and filled, by layer and position."""
+    from blake3 import blake3
+
+    from kvplane.integrations.vllm.planning import parts
+    from kvplane.integrations.vllm.working import WorkerSide
+
+    seen = {"captured": {}, "filled": {}, "blocks": {}}
+    capture, fill = WorkerSide._capture, WorkerSide._fill
+
+    def note(kind, layer, first, key, value):
+        for row in range(key.shape[0]):
+            both = torch.cat([key[row].reshape(-1), value[row].reshape(-1)]).view(torch.uint8)
+            seen[kind][f"{layer}.{first + row}"] = blake3(both.numpy().tobytes()).hexdigest()
+
+    def noted_capture(self, job, cut):
+        found = capture(self, job, cut)
+        for item in found:
+            for layer, (key, value) in item.rows.items():
+                note("captured", layer, item.first, key, value)
+        return found
+
+    def noted_fill(self, job, rows):
+        fill(self, job, rows)
+        for item in rows.values():
+            for layer in item.rows:
+                at = self._table_of[layer]
+                size = self._paged[at].block_size
+                where = list(parts(job.tables[at], size, item.first, job.cut.state.position))
+                note("filled", layer, item.first, *self._layers[layer].read(where))
+                seen["blocks"][str(layer)] = sum(1 for block in job.tables[at] if block)
+
+    WorkerSide._capture, WorkerSide._fill = noted_capture, noted_fill
+    return seen
+
+
 def main(file):
     import time
 
@@ -32,6 +70,7 @@ def main(file):
     from vllm import LLM, SamplingParams
 
     asked = json.loads(Path(file).read_text())
+    seen = watched()
     transfer = None
     if asked["root"] is not None:
         transfer = KVTransferConfig(
@@ -74,7 +113,7 @@ def main(file):
 
     if has_kv_transfer_group():
         get_kv_transfer_group().shutdown()
-    Path(file + ".out").write_text(json.dumps(answers))
+    Path(file + ".out").write_text(json.dumps({"answers": answers} | seen))
     sys.stdout.flush()
     os._exit(0)
 
