@@ -114,7 +114,7 @@ def test_the_fingerprint_is_that_of_the_transformers_side(tmp_path):
 
 def test_options_that_are_unknown_or_missing_are_refused():
     assert ConnectorOptions.of({"root": "x", "every": 512}).every == 512
-    for extra in ({}, {"root": ""}, {"root": "x", "evry": 1}, {"root": "x", "every": -1}):
+    for extra in ({}, {"root": ""}, {"root": "x", "ever": 1}, {"root": "x", "every": -1}):
         with pytest.raises(ArgumentError):
             ConnectorOptions.of(extra)
     with pytest.raises(ArgumentError):
