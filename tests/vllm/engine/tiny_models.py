@@ -1,4 +1,8 @@
-"""Small random models as folders that an engine loads offline."""
+"""Small random models as folders that an engine loads offline.
+
+Muse Glimmer is not among them: vLLM 0.32 imports torchvision for it, whose build for this torch
+does not import without CUDA, and wants a tokenizer and a processor beside the weights.
+"""
 
 import torch
 from transformers import (
@@ -56,20 +60,10 @@ def gpt_oss(folder, *, window=100):
     return saved(GptOssForCausalLM(config), folder)
 
 
-def glimmer(folder):
-    """The model that ships with kvplane."""
-    import shutil
-
-    from kvplane.models import nano
-
-    shutil.copytree(nano.nano_path(), folder)
-    return folder
-
-
 def saved(model, folder):
     """The folder, in bf16."""
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
-MODELS = {"gemma": gemma, "gpt_oss": gpt_oss, "glimmer": glimmer}
+MODELS = {"gemma": gemma, "gpt_oss": gpt_oss}
