@@ -270,11 +270,11 @@ def test_a_journal_that_cannot_be_had_takes_the_step_back():
     session = tiny.filled(tiny.store(4, 6, None).open(), 11)
     before = tiny.state(session)
 
-    def fails(plane, runs):
-        raise MemoryError(plane, runs)
+    def fails(like, shape):
+        raise MemoryError(like, shape)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(session.planes[0]), "copy_of", fails)
+        patch.setattr("kvplane.journal.scratch", fails)
         with pytest.raises(MemoryError):
             tiny.put(session, range(100, 103))
 

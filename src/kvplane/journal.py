@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kvplane.errors import LayerRepeated, TensorMismatch
 from kvplane.geometry import LayerGroup, ModelGeometry
+from kvplane.memory.heap import scratch
 from kvplane.plane import Plane
 from kvplane.ring import RingCursor, Source
 
@@ -138,12 +139,10 @@ class GroupStep:
             saved = [rows for rows in self._saved.get(layer, ()) if rows.first < self.first]
             if self.journalled and not saved:
                 runs = self.before.rows_of(self.journalled.start, self.journalled.stop)
-                saved.append(Saved(self.journalled.start, *plane.copy_of(runs)))
+                saved.append(Saved(self.journalled.start, *_aside(plane.spans(runs))))
             if self.keep_unstored and self.source.source_first:
                 unstored = self.source.source_first
-                saved.append(
-                    Saved(self.first, key[:, :unstored].clone(), value[:, :unstored].clone())
-                )
+                saved.append(Saved(self.first, *_aside([(key[:, :unstored], value[:, :unstored])])))
             self._saved[layer] = saved
         self.stored = True
         first, count = self.source
@@ -217,6 +216,15 @@ def refuse_layer(geometry: ModelGeometry, layer: int) -> NoReturn:
         raise TensorMismatch(layer=layer, what="key", expected=expected, got="a tensor")
     # every other layer there is has a plane
     raise LayerRepeated(layer=layer)
+
+
+def _aside(parts: Sequence[KeyValue]) -> KeyValue:
+    """Copies that are let go with the step."""
+    keys, values = [key for key, _ in parts], [value for _, value in parts]
+    rows = sum(key.shape[1] for key in keys)
+    key = scratch(keys[0], (keys[0].shape[0], rows, *keys[0].shape[2:]))
+    value = scratch(values[0], (values[0].shape[0], rows, *values[0].shape[2:]))
+    return torch.cat(keys, dim=1, out=key), torch.cat(values, dim=1, out=value)
 
 
 def joined(parts: Sequence[KeyValue]) -> KeyValue:

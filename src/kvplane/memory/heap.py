@@ -6,6 +6,7 @@ other devices it is one zero-filled tensor.
 """
 
 import contextlib
+import math
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ def _large_page_nbytes() -> int | None:
 
 
 LARGE_PAGE_NBYTES = _large_page_nbytes() if hasattr(mmap, "MADV_HUGEPAGE") else None
+# below it a mapping costs more than what the allocator keeps of a block that was let go
+SCRATCH_NBYTES = 128 * 1024
 
 
 class HeapSpan:
@@ -37,10 +40,13 @@ class HeapSpan:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.nbytes = nbytes
         self._mapping: mmap.mmap | None = None
+        self._offset = 0
         try:
             if device.type == "cpu" and hasattr(mmap, "MAP_ANONYMOUS"):
-                self._mapping = _lazy_zeros(nbytes)
-                self._tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
+                self._mapping, self._offset = _lazy_zeros(nbytes, align=LARGE_PAGE_NBYTES)
+                self._tensor = torch.frombuffer(
+                    self._mapping, dtype=torch.uint8, offset=self._offset, count=nbytes
+                )
             else:
                 self._tensor = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         except (OSError, ValueError, RuntimeError, OverflowError) as error:
@@ -65,7 +71,7 @@ class HeapSpan:
             stop = (base + part.stop) // LARGE_PAGE_NBYTES * LARGE_PAGE_NBYTES - base
             if first < stop:
                 with contextlib.suppress(OSError):
-                    self._mapping.madvise(mmap.MADV_HUGEPAGE, first, stop - first)
+                    self._mapping.madvise(mmap.MADV_HUGEPAGE, self._offset + first, stop - first)
 
     def hold(self, ranges: Sequence[range]) -> Hold | None:
         """None: the heap shares no pages."""
@@ -136,9 +142,30 @@ class HeapBackend:
         return HeapArena(self._device)
 
 
-def _lazy_zeros(nbytes: int) -> mmap.mmap:
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def scratch(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Memory for rows that are let go soon, of another tensor's dtype and device; not zeroed.
+
+    A large one is a mapping of its own, which the system has back at once. What is let go to the
+    allocator stays with the process: a window a layer, after every chunk.
+    """
+    nbytes = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or nbytes < SCRATCH_NBYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return like.new_empty(shape)
+    try:
+        mapping, _ = _lazy_zeros(nbytes, align=None)
+    except (OSError, ValueError, OverflowError) as error:
+        message = f"{nbytes} bytes for rows kept aside cannot be had: {error}"
+        raise MemoryUnavailable(message) from error
+    return torch.frombuffer(mapping, dtype=like.dtype).view(shape)
+
+
+def _lazy_zeros(nbytes: int, *, align: int | None) -> tuple[mmap.mmap, int]:
+    """A mapping with room for `nbytes`, and where they begin: at a multiple of `align` if large."""
+    spare = 0 if align is None or nbytes < align else align - mmap.PAGESIZE
+    mapping = mmap.mmap(-1, nbytes + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         # a huge page would hold 2 MiB for the first row
         mapping.madvise(mmap.MADV_NOHUGEPAGE)
-    return mapping
+    if not spare or align is None:
+        return mapping, 0
+    return mapping, -torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr() % align
