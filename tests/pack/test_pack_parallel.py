@@ -13,7 +13,7 @@ from saved_roots import FINGERPRINT, grow, new_store
 
 
 class Server(MemoryStorage):
-    """Counts how many ask at a time; no answer comes before that is `parallel`, or half a second."""
+    """Counts how many ask at a time; answers once `parallel` do, or after half a second."""
 
     parallel = 6
 
