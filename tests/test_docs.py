@@ -4,12 +4,14 @@
     console    lines after "$ " run in the same folder; what stands below them is printed
     ...        in an output: anything
     sh, diff   of pages that other tests look after
+    json       what the vLLM connector is told: its options take it
 
 Names of files that a page speaks of exist.
 """
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import tomllib
@@ -19,6 +21,7 @@ import pytest
 
 from kvplane import ModelGeometry, footprint
 from kvplane.cli import main
+from kvplane.integrations.vllm.options import ConnectorOptions
 
 ROOT = Path(__file__).parents[1]
 # the README's shape and this page's blocks are looked at by its own test; mutants are diffs
@@ -31,7 +34,7 @@ PAGES = [
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # what only who works on kvplane needs
 DEVELOPERS = {"browser", "dev", "docs", "fuzz"}
-LANGUAGES = {"python", "console", "text", "sh", "diff"}
+LANGUAGES = {"python", "console", "text", "sh", "diff", "json"}
 
 
 def blocks(page):
@@ -105,6 +108,19 @@ def called(line):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_a_page_has_no_block_that_nobody_runs(page):
     assert LANGUAGES >= {language for language, _, _ in blocks(page)}
+
+
+def test_what_the_vllm_connector_is_told_is_what_it_takes():
+    told = [
+        (page.stem, json.loads(text))
+        for page in PAGES
+        for language, text, _ in blocks(page)
+        if language == "json"
+    ]
+
+    assert [("vllm", "s3://team-prefixes/gemma-3-4b")] == [
+        (page, ConnectorOptions.of(extra).root) for page, extra in told
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
